@@ -1,0 +1,1 @@
+"""RAMforge core: see ``docs/architecture.md``."""

@@ -1,0 +1,391 @@
+"""The graph: a list of stages, each a list of ops over named values and weight names.
+
+This is a description; it holds no array and computes nothing. The formula of each op is stated here and defined by
+the backend ``numpy``. Letters: T tokens of the batch, D width of a value, H query heads, G key/value heads,
+K width of a key head, V width of a value head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from attrs import define, field, frozen
+
+from ramforge_core.errors import TensorError
+
+GRAPH_VERSION = 1
+"""Raised whenever an op is added or changes its meaning."""
+
+
+@frozen
+class Value:
+    """A named float32 array (T, width) that one op writes and later ops read."""
+
+    name: str
+    width: int
+
+
+@frozen
+class RopeScaling:
+    """How rotation frequencies are stretched for contexts longer than the trained one.
+
+    kind linear: all frequencies divided by ``factor``. kind yarn: interpolated between the stretched and the
+    original frequency by dimension, and cos and sin multiplied by the attention factor (Peng et al. 2023).
+    Llama 3's scaling needs no kind: GGUF files hold its per-dimension factors as the tensor `Rope.factors`.
+    """
+
+    kind: Literal["linear", "yarn"]
+    factor: float
+    original_context: int = 0
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+
+@frozen
+class Embed:
+    """out (T, D) = row ``token`` of the weight (vocab, D)."""
+
+    out: Value
+    weight: str
+
+
+@frozen
+class Norm:
+    """out = x / sqrt(mean(x^2) + eps) * weight (rms), or (x - mean) / sqrt(var + eps) * weight + bias (layer).
+
+    group : width of the runs that are normalised each by itself (per-head norm); the weight has this width.
+    """
+
+    out: Value
+    x: Value
+    weight: str
+    eps: float
+    kind: Literal["rms", "layer"]
+    group: int
+    bias: str | None = None
+
+
+@frozen
+class Linear:
+    """out (T, rows) = x (T, columns) @ weight (rows, columns).T + bias (rows,)."""
+
+    out: Value
+    x: Value
+    weight: str
+    bias: str | None = None
+
+
+@frozen
+class Slice:
+    """out (T, width) = x[:, start : start + width]."""
+
+    out: Value
+    x: Value
+    start: int
+
+
+@frozen
+class Add:
+    """out = a + b."""
+
+    out: Value
+    a: Value
+    b: Value
+
+
+@frozen
+class Mul:
+    """out = a * b, value by value."""
+
+    out: Value
+    a: Value
+    b: Value
+
+
+@frozen
+class Scale:
+    """out = x * factor."""
+
+    out: Value
+    x: Value
+    factor: float
+
+
+@frozen
+class Softcap:
+    """out = cap * tanh(x / cap)."""
+
+    out: Value
+    x: Value
+    cap: float
+
+
+@frozen
+class Rope:
+    """Rotate each head of x (T, heads * head_width) by its token's position.
+
+    The first ``rotary_width`` values of a head are rotated in pairs, the rest is copied. pairs ``adjacent``: value
+    2i with 2i+1; ``half``: value i with i + rotary_width/2. Pair i turns by position * base^(-2i/rotary_width),
+    divided by ``factors[i]`` where that weight (rotary_width/2,) is named, then changed by ``scaling``.
+    """
+
+    out: Value
+    x: Value
+    head_width: int
+    rotary_width: int
+    pairs: Literal["adjacent", "half"]
+    base: float
+    scaling: RopeScaling | None = None
+    factors: str | None = None
+
+
+@frozen
+class Attention:
+    """Store this batch's keys and values, then attend: softmax(q @ k.T * scale) @ v, causal, per head.
+
+    q (T, H*K), k (T, G*K), v (T, G*V), out (T, H*V). Query head h reads key/value head h // (H/G). A token at
+    position p sees positions 0..p of its own sequence, or only the last ``window`` of them. Keys and values are rounded to
+    the cache's type before they are attended. softcap: scores become cap * tanh(s / cap). sinks: a weight (H,) of
+    scores that take part in the softmax's sum and carry no value.
+    ``layer`` is the index in the KV cache, 0 for the first attention op of the graph.
+    """
+
+    out: Value
+    q: Value
+    k: Value
+    v: Value
+    layer: int
+    heads: int
+    kv_heads: int
+    key_width: int
+    value_width: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: str | None = None
+
+
+@frozen
+class Glu:
+    """out = act(gate) * up; act is silu: x * sigmoid(x), or gelu: 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
+
+    out: Value
+    gate: Value
+    up: Value
+    act: Literal["silu", "gelu"]
+
+
+Op = Embed | Norm | Linear | Slice | Add | Mul | Scale | Softcap | Rope | Attention | Glu
+"""The closed set. A backend implements all of it."""
+
+
+def op_weights(op: Op) -> tuple[str, ...]:
+    """Names of the weights that an op reads, in the order of its fields."""
+    names = (getattr(op, f, None) for f in ("weight", "bias", "factors", "sinks"))
+    return tuple(n for n in names if n is not None)
+
+
+def op_inputs(op: Op) -> tuple[Value, ...]:
+    """Values that an op reads, in the order of its fields."""
+    values = (getattr(op, f, None) for f in ("x", "a", "b", "q", "k", "v", "gate", "up"))
+    return tuple(v for v in values if v is not None)
+
+
+@frozen
+class Stage:
+    """A run of ops that belongs together: the embedding, one block, the head.
+
+    rows ``wanted``: the ops work only on the tokens whose logits are wanted, gathered at the stage's entry.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    rows: Literal["all", "wanted"] = "all"
+
+
+@frozen
+class Graph:
+    """All stages of a pass. ``logits`` is the value that the pass is run for; its width is the vocabulary."""
+
+    stages: tuple[Stage, ...]
+    logits: Value
+
+    @property
+    def ops(self) -> tuple[Op, ...]:
+        return tuple(op for stage in self.stages for op in stage.ops)
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """The attention ops; the position in this list is their ``layer``."""
+        return tuple(op for op in self.ops if isinstance(op, Attention))
+
+    @property
+    def weights(self) -> tuple[str, ...]:
+        """Names of all weights in the order of first use."""
+        return tuple(dict.fromkeys(name for op in self.ops for name in op_weights(op)))
+
+
+@define
+class GraphBuilder:
+    """Builds a `Graph` op by op and checks widths against the tensors' shapes while doing so.
+
+    shapes : name -> NumPy-order shape of every tensor that the file really holds.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    _stages: list[Stage] = field(factory=list, init=False)
+    _ops: list[Op] | None = field(default=None, init=False)
+    _count: int = field(default=0, init=False)
+    _layers: int = field(default=0, init=False)
+    _logits: Value | None = field(default=None, init=False)
+
+    def has(self, name: str) -> bool:
+        """Whether the file holds this (optional) tensor."""
+        return name in self.shapes
+
+    @contextmanager
+    def stage(self, name: str, rows: Literal["all", "wanted"] = "all") -> Iterator[None]:
+        """Everything built inside belongs to this stage."""
+        self._ops = []
+        yield
+        self._stages.append(Stage(name, tuple(self._ops), rows))
+        self._ops = None
+
+    def _value(self, width: int) -> Value:
+        self._count += 1
+        return Value(f"v{self._count}", width)
+
+    def _emit(self, op: Op) -> Value:
+        if self._ops is None:
+            raise ValueError("an op must be built inside a stage")
+        self._ops.append(op)
+        return op.out
+
+    def _matrix(self, name: str, columns: int | None) -> int:
+        shape = self.shapes[name]
+        if len(shape) != 2 or columns not in (None, shape[1]):
+            raise TensorError(f"tensor {name!r} has shape {shape}, but {columns} columns are needed here")
+        return shape[0]
+
+    def _vector(self, name: str, width: int) -> str:
+        if self.shapes[name] != (width,):
+            raise TensorError(f"tensor {name!r} has shape {self.shapes[name]}, expected ({width},)")
+        return name
+
+    def _same(self, a: Value, b: Value) -> int:
+        if a.width != b.width:
+            raise ValueError(f"{a.name} has width {a.width}, {b.name} has {b.width}; they must agree")
+        return a.width
+
+    def embed(self, weight: str) -> Value:
+        self._matrix(weight, None)
+        return self._emit(Embed(self._value(self.shapes[weight][1]), weight))
+
+    def norm(
+        self,
+        x: Value,
+        weight: str,
+        eps: float,
+        kind: Literal["rms", "layer"] = "rms",
+        *,
+        group: int | None = None,
+        bias: str | None = None,
+    ) -> Value:
+        width = group or x.width
+        if x.width % width:
+            raise ValueError(f"a value of width {x.width} has no whole groups of {width}")
+        self._vector(weight, width)
+        if bias is not None:
+            self._vector(bias, width)
+        return self._emit(Norm(self._value(x.width), x, weight, eps, kind, width, bias))
+
+    def linear(self, x: Value, weight: str, bias: str | None = None) -> Value:
+        rows = self._matrix(weight, x.width)
+        if bias is not None:
+            self._vector(bias, rows)
+        return self._emit(Linear(self._value(rows), x, weight, bias))
+
+    def slice(self, x: Value, start: int, width: int) -> Value:
+        if start < 0 or width < 1 or start + width > x.width:
+            raise ValueError(f"slice [{start}, {start + width}) is outside a value of width {x.width}")
+        return self._emit(Slice(self._value(width), x, start))
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self._emit(Add(self._value(self._same(a, b)), a, b))
+
+    def mul(self, a: Value, b: Value) -> Value:
+        return self._emit(Mul(self._value(self._same(a, b)), a, b))
+
+    def scale(self, x: Value, factor: float) -> Value:
+        return self._emit(Scale(self._value(x.width), x, factor))
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        return self._emit(Softcap(self._value(x.width), x, cap))
+
+    def rope(
+        self,
+        x: Value,
+        *,
+        head_width: int,
+        rotary_width: int,
+        pairs: Literal["adjacent", "half"],
+        base: float,
+        scaling: RopeScaling | None = None,
+        factors: str | None = None,
+    ) -> Value:
+        if x.width % head_width or rotary_width > head_width or rotary_width % 2:
+            raise ValueError(f"cannot rotate {rotary_width} values of heads of {head_width} in a value of {x.width}")
+        if factors is not None:
+            self._vector(factors, rotary_width // 2)
+        return self._emit(
+            Rope(self._value(x.width), x, head_width, rotary_width, pairs, base, scaling, factors)
+        )
+
+    def attention(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        heads: int,
+        kv_heads: int,
+        key_width: int,
+        value_width: int,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: str | None = None,
+    ) -> Value:
+        wanted = (heads * key_width, kv_heads * key_width, kv_heads * value_width)
+        if (q.width, k.width, v.width) != wanted or heads % kv_heads:
+            raise ValueError(f"q, k, v have widths {(q.width, k.width, v.width)}, expected {wanted}")
+        if sinks is not None:
+            self._vector(sinks, heads)
+        out = self._value(heads * value_width)
+        layer, self._layers = self._layers, self._layers + 1
+        return self._emit(
+            Attention(
+                out, q, k, v, layer, heads, kv_heads, key_width, value_width, scale, window, softcap, sinks
+            )
+        )
+
+    def glu(self, gate: Value, up: Value, act: Literal["silu", "gelu"] = "silu") -> Value:
+        return self._emit(Glu(self._value(self._same(gate, up)), gate, up, act))
+
+    def logits(self, x: Value) -> None:
+        """Name the value that the pass is run for."""
+        self._logits = x
+
+    def finish(self) -> Graph:
+        if self._logits is None:
+            raise ValueError("the graph names no logits")
+        return Graph(tuple(self._stages), self._logits)
+
+
+def stage_entry(stage: Stage, earlier: Sequence[Stage]) -> tuple[Value, ...]:
+    """Values that a stage reads and an earlier one wrote, in the order of first use."""
+    written = {op.out for s in earlier for op in s.ops}
+    return tuple(dict.fromkeys(v for op in stage.ops for v in op_inputs(op) if v in written))
