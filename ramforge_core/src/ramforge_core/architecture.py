@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
@@ -44,7 +44,7 @@ class Architecture(ABC):
     runnable : False for a declared architecture, which can be inspected and planned but has no graph.
     """
 
-    key: ClassVar[str]
+    key: str
     runnable: bool = True
 
     @abstractmethod

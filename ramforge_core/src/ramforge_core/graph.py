@@ -32,7 +32,8 @@ class RopeScaling:
     """How rotation frequencies are stretched for contexts longer than the trained one.
 
     kind linear: all frequencies divided by ``factor``. kind yarn: interpolated between the stretched and the
-    original frequency by dimension, and cos and sin multiplied by the attention factor (Peng et al. 2023).
+    original frequency by dimension (Peng et al. 2023), and cos and sin multiplied by ``attention_factor``, which is
+    the complete multiplier (usually 1 + 0.1 ln factor).
     Llama 3's scaling needs no kind: GGUF files hold its per-dimension factors as the tensor `Rope.factors`.
     """
 
@@ -147,9 +148,9 @@ class Attention:
     """Store this batch's keys and values, then attend: softmax(q @ k.T * scale) @ v, causal, per head.
 
     q (T, H*K), k (T, G*K), v (T, G*V), out (T, H*V). Query head h reads key/value head h // (H/G). A token at
-    position p sees positions 0..p of its own sequence, or only the last ``window`` of them. Keys and values are rounded to
-    the cache's type before they are attended. softcap: scores become cap * tanh(s / cap). sinks: a weight (H,) of
-    scores that take part in the softmax's sum and carry no value.
+    position p sees positions 0..p of its own sequence, or only the last ``window`` of them. Keys and values are
+    rounded to the cache's type before they are attended. softcap: scores become cap * tanh(s / cap). sinks: a weight
+    (H,) of scores that take part in the softmax's sum and carry no value.
     ``layer`` is the index in the KV cache, 0 for the first attention op of the graph.
     """
 
@@ -337,7 +338,9 @@ class GraphBuilder:
         factors: str | None = None,
     ) -> Value:
         if x.width % head_width or rotary_width > head_width or rotary_width % 2:
-            raise ValueError(f"cannot rotate {rotary_width} values of heads of {head_width} in a value of {x.width}")
+            raise ValueError(
+                f"cannot rotate {rotary_width} values of heads of {head_width} in a value of {x.width}"
+            )
         if factors is not None:
             self._vector(factors, rotary_width // 2)
         return self._emit(

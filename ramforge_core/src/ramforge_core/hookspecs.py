@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 hookspec = pluggy.HookspecMarker("ramforge")
 hookimpl = pluggy.HookimplMarker("ramforge")
 
-GROUPS = {
-    "architectures": "ramforge.architectures",
-    "quants": "ramforge.quants",
-    "tokenizers": "ramforge.tokenizers",
-    "backends": "ramforge.backends",
-    "sources": "ramforge.sources",
-    "commands": "ramforge.commands",
-}
-"""Kind of plugin to entry-point group."""
-
 
 @hookspec
 def ramforge_architectures() -> Sequence[Architecture]:  # type: ignore[empty-body]

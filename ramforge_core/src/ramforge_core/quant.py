@@ -94,12 +94,16 @@ class QuantFormat(ABC):
         """Bytes that ``n_values`` values take. Raises ShapeError if they are not whole blocks."""
         blocks, rest = divmod(n_values, self.block_values)
         if rest or n_values < 0:
-            raise ShapeError(f"{n_values} values are not whole blocks of {self.name} ({self.block_values} values each)")
+            raise ShapeError(
+                f"{n_values} values are not whole blocks of {self.name} ({self.block_values} values each)"
+            )
         return blocks * self.block_bytes
 
     def decode_rows(self, data: NDArray[np.uint8], n_cols: int) -> NDArray[np.float32]:
         """Decode packed rows: uint8 (rows * row bytes,) to float32 (rows, n_cols)."""
         self.nbytes(n_cols)
         if data.size % self.block_bytes:
-            raise ShapeError(f"{data.size} bytes are not whole blocks of {self.name} ({self.block_bytes} bytes each)")
+            raise ShapeError(
+                f"{data.size} bytes are not whole blocks of {self.name} ({self.block_bytes} bytes each)"
+            )
         return self.decode(data.reshape(-1, self.block_bytes)).reshape(-1, n_cols)

@@ -15,9 +15,11 @@ class ModelSource(ABC):
     """A place such as a package index or a model hub.
 
     key : short name of the source, which is also the entry-point name.
+    name_form : how its names look when no list can hold them (``hf://owner/repo/file.gguf``); empty if it has a list.
     """
 
     key: ClassVar[str]
+    name_form: ClassVar[str] = ""
 
     @property
     @abstractmethod

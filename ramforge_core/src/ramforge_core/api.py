@@ -1,0 +1,197 @@
+"""The Python API: open a model, tokenize, get logits, generate.
+
+import ramforge_core
+with ramforge_core.open("model.gguf") as m:
+    for piece in m.generate("Why is the sky blue?", max_tokens=100):
+        print(piece, end="", flush=True)
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from ramforge_core.chat import ChatTemplate
+from ramforge_core.engine import Engine, load_engine
+from ramforge_core.errors import ParameterError
+from ramforge_core.generation import Generation, GenerationStats
+from ramforge_core.gguf import Metadata, open_gguf
+from ramforge_core.kv import KVType
+from ramforge_core.model import read_model
+from ramforge_core.plugins import Registry
+from ramforge_core.pull import resolve
+from ramforge_core.sampling import Sampler, SamplingParameters
+from ramforge_core.tokenizer import Tokenizer
+
+Messages = Sequence[Mapping[str, str]]
+
+
+@define
+class Stats:
+    """What loading took, and what the last answer took."""
+
+    load_s: float
+    weight_bytes: int
+    backend: str
+    last: GenerationStats = field(factory=GenerationStats)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "load_s": self.load_s,
+            "weight_bytes": self.weight_bytes,
+            "backend": self.backend,
+            **self.last.to_dict(),
+        }
+
+
+@define(eq=False)
+class LanguageModel:
+    """An open model. Use as a context manager, or call `close`."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    stats: Stats
+
+    def tokenize(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """Text to token ids; see `Tokenizer.encode`."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: Iterable[int]) -> bytes:
+        """Token ids to bytes, without the blank at the start that the vocabulary itself added."""
+        return self.tokenizer.detokenize(ids)
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Logits after each of ``ids``, which start a text: float32 (len(ids), n_vocab)."""
+        return self.engine.all_logits(ids)
+
+    def prompt_ids(
+        self, prompt: str | Messages, *, system: str | None = None, raw: bool = False
+    ) -> list[int]:
+        """The tokens that `generate` feeds the model.
+
+        A text becomes one user turn of the model's chat template; messages are dicts with role and content.
+        With ``raw``, or where the model has no template, a text is taken as it is.
+        """
+        if raw or self.template is None:
+            if not isinstance(prompt, str) or system is not None:
+                raise ParameterError(
+                    "messages and a system text need a chat template; "
+                    + ("raw prompts use none" if raw else "this model has none")
+                )
+            return self.tokenizer.encode(prompt, add_special=True)
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        if system is not None:
+            messages = [{"role": "system", "content": system}, *messages]
+        return self.template.encode(self.template.render(messages))
+
+    def generate(
+        self,
+        prompt: str | Messages,
+        *,
+        system: str | None = None,
+        max_tokens: int | None = None,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        repeat_penalty: float = 1.0,
+        repeat_last_n: int = 64,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+        raw: bool = False,
+        special: bool = False,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Generation:
+        """Answer a prompt: an iterator of text pieces that also has ``ids``, ``finish_reason`` and ``seed``.
+
+        prompt, system, raw : see `prompt_ids`. max_tokens : None goes on until the model ends or the context is full.
+        temperature to seed : see `SamplingParameters`. stop : texts that end the answer and are not part of it.
+        special : show control tokens. progress : called with prompt tokens done and in all.
+        """
+        parameters = SamplingParameters(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repeat_penalty=repeat_penalty,
+            repeat_last_n=repeat_last_n,
+            seed=seed,
+        )
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not raw and self.template is not None:
+            stops += tuple(self.template.text_stops)
+        generation = Generation(
+            self.engine,
+            self.tokenizer,
+            self.prompt_ids(prompt, system=system, raw=raw),
+            Sampler(parameters),
+            max_tokens,
+            stops,
+            special,
+            progress,
+        )
+        self.stats.last = generation.stats
+        return generation
+
+    def close(self) -> None:
+        """Stop what runs and give the memory back."""
+        self.engine.close()
+
+    def __enter__(self) -> LanguageModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open(
+    model: str | os.PathLike[str],
+    *,
+    backend: str | None = None,
+    threads: int = 0,
+    ctx: int | None = None,
+    kv_type: KVType = "f16",
+    registry: Registry | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> LanguageModel:
+    """Open a model.
+
+    model : a GGUF file, a folder or any shard of a split file, or a name that `ramforge pull` knows.
+    backend : key of a backend; None takes the best that works here. threads : 0 lets it choose.
+    ctx : tokens the context holds; None means 4096, or what the model was trained on if that is less.
+    kv_type : how keys and values are kept, f16 or f32.
+    progress : called with weight bytes read and in all.
+    Raises a RamforgeError that says what is wrong before any weight is read.
+    """
+    began = time.perf_counter()
+    if kv_type not in ("f16", "f32"):
+        raise ParameterError(f"kv_type is {kv_type!r}, expected f16 or f32")
+    registry = registry or Registry.discover()
+    gguf = open_gguf(resolve(model, registry))
+    chosen = registry.backend(backend)
+    facts = read_model(gguf, registry)
+    tokenizer = _tokenizer(gguf.metadata, registry)
+    engine = load_engine(facts, chosen, context=ctx, kv_type=kv_type, threads=threads, progress=progress)
+    weight_bytes = sum(w.nbytes for w in facts.weights.values())
+    stats = Stats(time.perf_counter() - began, weight_bytes, chosen.key)
+    return LanguageModel(engine, tokenizer, ChatTemplate.from_metadata(gguf.metadata, tokenizer), stats)
+
+
+def open_tokenizer(model: str | os.PathLike[str], *, registry: Registry | None = None) -> Tokenizer:
+    """The tokenizer of a file, which may hold a vocabulary only. Arguments as in `open`."""
+    registry = registry or Registry.discover()
+    return _tokenizer(open_gguf(resolve(model, registry)).metadata, registry)
+
+
+def _tokenizer(metadata: Metadata, registry: Registry) -> Tokenizer:
+    return registry.tokenizer(metadata.text("tokenizer.ggml.model")).from_metadata(metadata)

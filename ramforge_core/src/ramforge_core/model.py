@@ -1,0 +1,106 @@
+"""From a GGUF header to the facts of a model: architecture, graph, and where each weight lies.
+
+Everything is checked here, before a byte of a weight is read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from ramforge_core.architecture import Architecture, TensorSpec
+from ramforge_core.backend import WeightSpec
+from ramforge_core.errors import TensorError, UnsupportedError
+from ramforge_core.graph import Graph, GraphBuilder
+
+if TYPE_CHECKING:
+    from ramforge_core.gguf import GGUF, TensorInfo
+    from ramforge_core.plugins import Registry
+
+
+@frozen(eq=False)
+class Model:
+    """A model that can be run: its file, what it computes, and its weights in file order."""
+
+    gguf: GGUF
+    architecture: Architecture
+    config: Any
+    graph: Graph
+    weights: Mapping[str, WeightSpec]
+
+
+def read_model(gguf: GGUF, registry: Registry) -> Model:
+    """Find the plugins that a file needs and build its graph.
+
+    Raises UnsupportedError or a PluginError if something that it needs is not installed, MetadataError or
+    TensorError if the file does not hold what its architecture says.
+    """
+    architecture = registry.architecture(gguf.metadata.text("general.architecture"))
+    if not architecture.runnable:
+        runs = ", ".join(sorted(key for key, a in registry.architectures().items() if a.runnable))
+        raise UnsupportedError(
+            f"architecture {architecture.key!r} cannot run yet: its files can be inspected and planned only "
+            f"(ramforge inspect, ramforge support). Architectures that run: {runs}"
+        )
+    config = architecture.config(gguf.metadata)
+    used = check_tensors(gguf.tensors, architecture.key, architecture.tensors(config))
+    weights = _weights(used, registry)
+    builder = GraphBuilder({name: info.shape for name, info in used.items()})
+    architecture.build(config, builder)
+    return Model(gguf, architecture, config, builder.finish(), weights)
+
+
+def check_tensors(
+    tensors: Mapping[str, TensorInfo], key: str, specs: Sequence[TensorSpec]
+) -> dict[str, TensorInfo]:
+    """The tensors that the architecture uses, in file order. Raises TensorError naming all that are amiss."""
+    groups: defaultdict[str, list[TensorSpec]] = defaultdict(list)
+    for spec in specs:
+        if spec.group is not None:
+            groups[spec.group].append(spec)
+    needed = {s.name for s in specs if s.required}
+    for members in groups.values():
+        if any(s.name in tensors for s in members):
+            needed.update(s.name for s in members)
+    missing = [s.name for s in specs if s.name in needed and s.name not in tensors]
+    if missing:
+        raise TensorError(f"missing {_names(missing)}: architecture {key!r} needs it with these settings")
+    for spec in specs:
+        info = tensors.get(spec.name)
+        if info is not None and info.shape != spec.shape:
+            raise TensorError(
+                f"tensor {spec.name!r} has shape {info.shape}, expected {spec.shape} from the metadata of the file"
+            )
+    known = {s.name for s in specs}
+    foreign = [name for name in tensors if name not in known]
+    if foreign:
+        raise UnsupportedError(
+            f"unknown {_names(foreign)}: architecture {key!r} as implemented here does not use it, so the text "
+            f"would be wrong"
+        )
+    return dict(tensors)
+
+
+def _weights(used: Mapping[str, TensorInfo], registry: Registry) -> dict[str, WeightSpec]:
+    by_type: defaultdict[int, list[str]] = defaultdict(list)
+    for name, info in used.items():
+        by_type[info.ggml_type].append(name)
+    formats, unsupported = {}, []
+    for ggml_type, names in by_type.items():
+        try:
+            formats[ggml_type] = registry.quant_format(ggml_type)
+        except UnsupportedError:
+            unsupported.append(f"type {ggml_type} ({used[names[0]].type_name}) of {_names(names)}")
+    if unsupported:
+        known = ", ".join(sorted(registry.quant_formats()))
+        raise UnsupportedError(f"unsupported tensor {'; '.join(unsupported)}. Supported: {known}")
+    return {name: WeightSpec(name, info.shape, formats[info.ggml_type]) for name, info in used.items()}
+
+
+def _names(names: Iterable[str], show: int = 3) -> str:
+    names = list(names)
+    more = f" and {len(names) - show} more" if len(names) > show else ""
+    return f"tensor{'s' if len(names) > 1 else ''} " + ", ".join(repr(n) for n in names[:show]) + more

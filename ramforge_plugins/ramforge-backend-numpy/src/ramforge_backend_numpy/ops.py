@@ -1,0 +1,118 @@
+"""Every op of the graph as one function: plain float32 NumPy, the definition that other backends are held to.
+
+Letters: T tokens, D width of a value, H query heads, G key/value heads, K width of a key head, V width of a value
+head, N positions that a token sees. All values are float32 (T, D). Nothing here knows about weights' formats.
+
+Results do not depend on the other tokens of the batch: sums go along the last axis, `linear` shows BLAS always the
+same shape, `attend` takes one token at a time.
+"""
+
+from __future__ import annotations
+
+# mypy: disable-error-code=no-any-return
+# NumPy's stubs lose the type of some array expressions.
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float32]
+
+BLAS_TOKENS = 32
+"""Tokens of one matrix product; fewer are padded with zeros.
+
+BLAS sums in an order that depends on the shape; with one shape a token's result is the same in every batch.
+"""
+
+
+def norm(x: Array, weight: Array, eps: float, kind: str, bias: Array | None = None) -> Array:
+    """Normalise runs of ``len(weight)`` values, each by itself."""
+    runs = x.reshape(len(x), -1, len(weight))
+    if kind == "layer":
+        runs = runs - runs.mean(axis=-1, keepdims=True)
+    mean_square = (runs * runs).mean(axis=-1, keepdims=True)
+    out = runs / np.sqrt(mean_square + np.float32(eps)) * weight
+    if bias is not None:
+        out = out + bias
+    return out.reshape(x.shape)
+
+
+def linear(x: Array, weight: Array) -> Array:
+    """x (T, columns) @ weight (rows, columns).T"""
+    out = np.empty((len(x), len(weight)), np.float32)
+    for t in range(0, len(x), BLAS_TOKENS):
+        block = np.zeros((BLAS_TOKENS, x.shape[1]), np.float32)
+        block[: len(x) - t] = x[t : t + BLAS_TOKENS]
+        out[t : t + BLAS_TOKENS] = (block @ weight.T)[: len(x) - t]
+    return out
+
+
+def softcap(x: Array, cap: float) -> Array:
+    return np.float32(cap) * np.tanh(x / np.float32(cap))
+
+
+def glu(gate: Array, up: Array, act: str) -> Array:
+    return (silu(gate) if act == "silu" else gelu(gate)) * up
+
+
+def sigmoid(x: Array) -> Array:
+    # exp may reach infinity, whose reciprocal is the right 0
+    return np.float32(1) / (np.float32(1) + np.exp(-x))
+
+
+def silu(x: Array) -> Array:
+    return x * sigmoid(x)
+
+
+def gelu(x: Array) -> Array:
+    """0.5 x (1 + tanh(u)) = x sigmoid(2u), which keeps its digits where tanh is close to -1."""
+    u = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
+    return x * sigmoid(np.float32(2) * u)
+
+
+def rope(
+    x: Array,
+    positions: NDArray[np.int32],
+    frequencies: Array,
+    magnitude: float,
+    head_width: int,
+    pairs: str,
+) -> Array:
+    """Turn the pairs of each head; frequencies as from `ramforge_core.rope.rope_frequencies`."""
+    half = len(frequencies)
+    angles = positions[:, None].astype(np.float64) * frequencies.astype(np.float64)  # (T, half)
+    cos = (np.cos(angles) * magnitude).astype(np.float32)[:, None]
+    sin = (np.sin(angles) * magnitude).astype(np.float32)[:, None]
+    out = x.reshape(len(x), -1, head_width).copy()
+    if pairs == "adjacent":
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    else:
+        first, second = slice(0, half), slice(half, 2 * half)
+    a, b = out[..., first].copy(), out[..., second].copy()
+    out[..., first] = a * cos - b * sin
+    out[..., second] = a * sin + b * cos
+    return out.reshape(x.shape)
+
+
+def attend(
+    q: Array,
+    keys: Array,
+    values: Array,
+    scale: float,
+    cap: float | None = None,
+    sinks: Array | None = None,
+) -> Array:
+    """One token. q (H, K), keys (G, N, K) and values (G, N, V) of the positions it sees. Returns (H * V,)."""
+    groups = len(keys)
+    grouped = q.reshape(groups, -1, q.shape[-1])  # (G, H/G, K)
+    scores = grouped @ keys.transpose(0, 2, 1) * np.float32(scale)  # (G, H/G, N)
+    if cap is not None:
+        scores = softcap(scores, cap)
+    highest = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        sink = sinks.reshape(groups, -1, 1)
+        highest = np.maximum(highest, sink)
+    weights = np.exp(scores - highest)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sink - highest)
+    out: Array = (weights / total) @ values  # (G, H/G, V)
+    return out.reshape(-1)

@@ -1,0 +1,250 @@
+"""Walks a graph op by op, decoding weights where they are used. The formulas are in `ops`."""
+
+from __future__ import annotations
+
+# mypy: disable-error-code=no-any-return
+# NumPy's stubs lose the type of some array expressions.
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from ramforge_backend_numpy import ops
+from ramforge_core.backend import Backend, Batch, Control, Limits, Program, Step, WeightSpec
+from ramforge_core.errors import BackendError, Interrupted, ShapeError
+from ramforge_core.graph import (
+    Add,
+    Attention,
+    Embed,
+    Glu,
+    Graph,
+    Linear,
+    Mul,
+    Norm,
+    Op,
+    Rope,
+    Scale,
+    Slice,
+    Softcap,
+    Value,
+    op_inputs,
+    op_weights,
+)
+from ramforge_core.kv import CHUNK_POSITIONS, KVCache
+from ramforge_core.rope import rope_frequencies
+
+SLAB_VALUES = 1 << 19
+"""Weights are decoded in slabs of rows of about this many values, so that a large matrix needs little memory."""
+
+_DECODE_BYTES_PER_VALUE = 24
+"""What a decoder's own temporaries may take beside its result."""
+
+
+class NumpyBackend(Backend):
+    key = "numpy"
+    priority: ClassVar[int] = 0
+
+    def available(self) -> str | None:
+        return None
+
+    def describe(self) -> Mapping[str, str]:
+        return {"isa": "as NumPy was built", "threads": "as BLAS decides"}
+
+    def compile(self, graph: Graph, weights: Mapping[str, WeightSpec], limits: Limits) -> Program:
+        return NumpyProgram(graph, dict(weights), limits)
+
+
+@define(eq=False)
+class NumpyProgram(Program):
+    graph: Graph
+    specs: dict[str, WeightSpec]
+    limits: Limits
+    steps: Sequence[Step] = field(init=False)
+    _first_wanted: int = field(init=False)
+    """The first step that works on the wanted tokens only; all later ones do too."""
+    _last_use: dict[Value, int] = field(init=False)
+    _weights: dict[str, NDArray[np.uint8]] = field(factory=dict, init=False)
+    _values: dict[Value, ops.Array] = field(factory=dict, init=False)
+    """Live values. They outlast a run over a part of the steps, for the run over the next part."""
+
+    def __attrs_post_init__(self) -> None:
+        numbered = [(stage, op) for stage in self.graph.stages for op in stage.ops]
+        self.steps = [Step(stage.name, i, op_weights(op)) for i, (stage, op) in enumerate(numbered)]
+        self._last_use = {v: i for i, (_, op) in enumerate(numbered) for v in (op.out, *op_inputs(op))}
+        self._last_use[self.graph.logits] = len(numbered)
+        rows = [stage.rows for stage, _ in numbered]
+        self._first_wanted = rows.index("wanted") if "wanted" in rows else len(rows)
+        if "all" in rows[self._first_wanted :]:
+            raise BackendError("the graph has a stage over all tokens after one over the wanted tokens only")
+
+    def workspace_bytes(self, n_tokens: int) -> int:
+        peak = 0
+        live: dict[Value, None] = {}
+        for step, op in enumerate(self.graph.ops):
+            live[op.out] = None
+            held = 4 * n_tokens * sum(v.width for v in live)
+            peak = max(peak, held + self._temporary_bytes(op, n_tokens))
+            live = {v: None for v in live if self._last_use[v] > step}
+        return peak
+
+    def _temporary_bytes(self, op: Op, n_tokens: int) -> int:
+        """Memory inside one op, beside the values: an upper bound."""
+        inputs = 4 * n_tokens * (op.out.width + sum(v.width for v in op_inputs(op)))
+        if isinstance(op, (Linear, Embed)):
+            columns = self.specs[op.weight].shape[1]
+            slab = max(SLAB_VALUES, columns)
+            if isinstance(op, Embed):
+                slab = columns * n_tokens
+            block = 4 * ops.BLAS_TOKENS * (columns + max(SLAB_VALUES // columns, 1))
+            return inputs + slab * (4 + _DECODE_BYTES_PER_VALUE) + 2 * block
+        if isinstance(op, Attention):
+            per_position = op.kv_heads * (op.key_width + op.value_width) * 3 + op.heads * 6
+            return 2 * inputs + 4 * self.limits.max_context * per_position
+        return 4 * inputs + sum(28 * self.specs[w].shape[-1] for w in op_weights(op)) + 4096
+
+    def bind(self, weights: Mapping[str, NDArray[np.uint8]]) -> None:
+        for name, data in weights.items():
+            spec = self.specs[name]
+            if data.shape != (spec.nbytes,) or data.dtype != np.uint8:
+                raise ShapeError(
+                    f"weight {name!r}: expected uint8 ({spec.nbytes},) for shape {spec.shape} in "
+                    f"{spec.format.name}, got {data.dtype} {data.shape}"
+                )
+        self._weights.update(weights)
+
+    def run(
+        self,
+        batch: Batch,
+        caches: Sequence[KVCache],
+        logits: NDArray[np.float32],
+        control: Control,
+        steps: range | None = None,
+    ) -> None:
+        todo = steps if steps is not None else range(len(self.steps))
+        control.flags[1] = 0
+        if todo.start == 0:
+            self._values.clear()
+        with np.errstate(all="ignore"):  # what is not finite is found in the logits
+            for step in todo:
+                self._check_stop(control)
+                if step == self._first_wanted:
+                    self._values = {v: x[batch.wanted] for v, x in self._values.items()}
+                self._step(step, batch, caches, control)
+                control.flags[1] += 1
+        if (out := self._values.pop(self.graph.logits, None)) is not None:
+            logits[:] = out if self._first_wanted < len(self.steps) else out[batch.wanted]
+
+    def _step(self, step: int, batch: Batch, caches: Sequence[KVCache], control: Control) -> None:
+        op = self.graph.ops[step]
+        positions = batch.positions if step < self._first_wanted else batch.positions[batch.wanted]
+        self._values[op.out] = self._apply(op, positions, batch, caches, control)
+        for value in [v for v in self._values if self._last_use[v] <= step]:
+            del self._values[value]
+
+    def _apply(
+        self,
+        op: Op,
+        positions: NDArray[np.int32],
+        batch: Batch,
+        caches: Sequence[KVCache],
+        control: Control,
+    ) -> ops.Array:
+        of = self._values
+        match op:
+            case Embed():
+                return self._rows(op.weight, batch.tokens)
+            case Norm():
+                return ops.norm(of[op.x], self._vector(op.weight), op.eps, op.kind, self._optional(op.bias))
+            case Linear():
+                return self._linear(op, of[op.x], control)
+            case Slice():
+                return of[op.x][:, op.start : op.start + op.out.width].copy()
+            case Add():
+                return of[op.a] + of[op.b]
+            case Mul():
+                return of[op.a] * of[op.b]
+            case Scale():
+                return of[op.x] * np.float32(op.factor)
+            case Softcap():
+                return ops.softcap(of[op.x], op.cap)
+            case Rope():
+                turning = rope_frequencies(op, self._optional(op.factors))
+                return ops.rope(of[op.x], positions, *turning, op.head_width, op.pairs)
+            case Attention():
+                return self._attention(op, of[op.q], of[op.k], of[op.v], batch, caches, control)
+            case Glu():
+                return ops.glu(of[op.gate], of[op.up], op.act)
+
+    def _vector(self, name: str) -> ops.Array:
+        return self.specs[name].format.decode_rows(self._weights[name], self.specs[name].shape[-1])[0]
+
+    def _optional(self, name: str | None) -> ops.Array | None:
+        return None if name is None else self._vector(name)
+
+    def _rows(self, name: str, rows: NDArray[np.int32] | slice) -> ops.Array:
+        """Decode some rows of a matrix."""
+        spec = self.specs[name]
+        packed = self._weights[name].reshape(spec.shape[0], spec.row_bytes)[rows]
+        return spec.format.decode_rows(packed.reshape(-1), spec.shape[1])
+
+    def _linear(self, op: Linear, x: ops.Array, control: Control) -> ops.Array:
+        out = np.empty((len(x), op.out.width), np.float32)
+        slab = max(1, SLAB_VALUES // x.shape[1])
+        for r in range(0, op.out.width, slab):
+            self._check_stop(control)
+            if len(x):
+                out[:, r : r + slab] = ops.linear(x, self._rows(op.weight, slice(r, r + slab)))
+        if op.bias is not None:
+            out += self._vector(op.bias)
+        return out
+
+    def _attention(
+        self,
+        op: Attention,
+        q: ops.Array,
+        k: ops.Array,
+        v: ops.Array,
+        batch: Batch,
+        caches: Sequence[KVCache],
+        control: Control,
+    ) -> ops.Array:
+        sinks = self._optional(op.sinks)
+        out = np.empty((len(q), op.out.width), np.float32)
+        for sequence in np.unique(batch.sequences):
+            tokens = np.flatnonzero(batch.sequences == sequence)
+            keys, values = self._extend(op, caches[sequence], batch.positions[tokens], k[tokens], v[tokens])
+            for t in tokens:
+                self._check_stop(control)
+                end = int(batch.positions[t]) + 1
+                start = 0 if op.window is None else max(0, end - op.window)
+                seen = slice(start, end)
+                heads = q[t].reshape(op.heads, op.key_width)
+                out[t] = ops.attend(heads, keys[:, seen], values[:, seen], op.scale, op.softcap, sinks)
+        return out
+
+    def _extend(
+        self, op: Attention, cache: KVCache, positions: NDArray[np.int32], k: ops.Array, v: ops.Array
+    ) -> tuple[ops.Array, ops.Array]:
+        """Store keys and values at their positions. Returns all of the sequence, float32 (G, N, K) and (G, N, V)."""
+        gathered = []
+        for at, new, width in zip(
+            cache.layout.offsets()[op.layer], (k, v), (op.key_width, op.value_width), strict=True
+        ):
+            size = op.kv_heads * CHUNK_POSITIONS * width * cache.layout.dtype.itemsize
+            chunks = [
+                c[at : at + size].view(cache.layout.dtype).reshape(op.kv_heads, CHUNK_POSITIONS, width)
+                for c in cache.chunks[: int(positions.max()) // CHUNK_POSITIONS + 1]
+            ]
+            for position, row in zip(positions.tolist(), new, strict=True):
+                number, offset = divmod(position, CHUNK_POSITIONS)
+                chunks[number][:, offset] = row.reshape(op.kv_heads, width)
+            whole = np.concatenate(chunks, axis=1)[:, : int(positions.max()) + 1]
+            gathered.append(np.ascontiguousarray(whole, dtype=np.float32))
+        return gathered[0], gathered[1]
+
+    @staticmethod
+    def _check_stop(control: Control) -> None:
+        if control.stopped:
+            raise Interrupted("the pass was stopped")
