@@ -82,14 +82,21 @@ def test_perplexity_text(cpu, exact, golden):
     ours = [cpu.logits(c) for c in chunks]
     mean_kl = np.mean([kl(o[:-1], exact.logits(c)[:-1]).mean() for o, c in zip(ours, chunks, strict=True)])
     assert mean_kl <= 1.10 * z["kl"].mean()
-    logprob = [np.take_along_axis(log_softmax(o[:-1]), np.array(c)[1:, None], 1) for o, c in zip(ours, chunks, strict=True)]
+    logprob = [
+        np.take_along_axis(log_softmax(o[:-1]), np.array(c)[1:, None], 1)
+        for o, c in zip(ours, chunks, strict=True)
+    ]
     assert -np.mean(logprob) <= -z["logprob"].mean() + 0.005
 
 
 def test_top1_along_the_greedy_path_of_llama_cpp(cpu, rows):
     judged = 0
     for row in rows:
-        n, greedy, margin = len(row["prompt_ids"]), np.array(row["greedy_ids"]), np.array(row["greedy_margin"])
+        n, greedy, margin = (
+            len(row["prompt_ids"]),
+            np.array(row["greedy_ids"]),
+            np.array(row["greedy_margin"]),
+        )
         top1 = cpu.logits([*row["prompt_ids"], *row["greedy_ids"][:-1]])[n - 1 :].argmax(axis=1)
         sure = margin > 0.75
         judged += sure.sum()

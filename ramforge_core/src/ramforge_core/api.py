@@ -55,9 +55,9 @@ class Stats:
 class LanguageModel:
     """An open model. Use as a context manager, or call `close`."""
 
-    engine: Engine
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
+    engine: Engine = field(repr=False)
+    tokenizer: Tokenizer = field(repr=False)
+    template: ChatTemplate | None = field(repr=False)
     stats: Stats
 
     def tokenize(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:

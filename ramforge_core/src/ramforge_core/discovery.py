@@ -100,7 +100,11 @@ def find_entries() -> tuple[list[PluginEntry], list[PluginFailure]]:
             failures.append(PluginFailure("", "", name, version, "find", error))
         else:
             found[normalise(name)] = list(dict.fromkeys(entries))
-    return [entry for entries in found.values() for entry in entries], failures
+    # Folders list their files in any order; messages and choices must not depend on it.
+    in_order = sorted(
+        (e for entries in found.values() for e in entries), key=lambda e: (e.kind, e.key, e.provider)
+    )
+    return in_order, failures
 
 
 def _identity(distribution: metadata.Distribution) -> tuple[str, str]:

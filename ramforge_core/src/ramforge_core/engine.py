@@ -34,8 +34,8 @@ DEFAULT_CONTEXT = 4096
 class Engine:
     """A model in memory, ready to run. Use as a context manager, or call `close`."""
 
-    model: Model
-    program: Program
+    model: Model = field(repr=False)
+    program: Program = field(repr=False)
     layout: KVLayout
     context: int
     _logits: NDArray[np.float32] = field(repr=False)

@@ -19,6 +19,7 @@ from ramforge_core.discovery import (
     PluginFailure,
     allow_list,
     find_entries,
+    first_party,
     is_strict,
     normalise,
     one_line,
@@ -116,17 +117,14 @@ class Registry:
         allowed = allow_list(environ)
         notes = []
         if allowed is not None:
-            installed = {normalise(e.distribution) for e in entries}
-            core = {"ramforge", "ramforge-core", "ramforge-cli"}
-            missing = sorted(allowed - installed - core)
-            if not allowed:
+            unknown = allowed - {normalise(e.distribution) for e in entries} - first_party() - {"ramforge"}
+            if unknown:
+                names = ", ".join(sorted(unknown))
+                notes.append(f"RAMFORGE_PLUGINS allows {names}, but no plugin of that name is installed")
+            if not allowed - {"ramforge"}:
                 notes.append(
                     "RAMFORGE_PLUGINS is empty, which allows what the distribution 'ramforge' requires, but "
                     "that is not installed: no plugin is in use"
-                )
-            elif missing:
-                notes.append(
-                    f"RAMFORGE_PLUGINS allows {', '.join(missing)}: no plugin of that name is installed"
                 )
         ok = {e: allowed is None or normalise(e.distribution) in allowed for e in entries}
         return cls(
@@ -232,10 +230,11 @@ class Registry:
         for key in self._entries[kind]:
             try:
                 found[key] = self._resolve(kind, key)[1]
-            except DuplicatePluginError as error:
-                self._warn(error, str(error))
-            except PluginLoadError:
-                pass
+            except (DuplicatePluginError, PluginLoadError) as error:
+                if self._strict:
+                    raise
+                if isinstance(error, DuplicatePluginError):
+                    self._warn((kind, key), str(error))
             for entry in self._entries[kind][key]:
                 self._complain(self._outcomes.get(entry))
         return MappingProxyType(found)
@@ -314,13 +313,20 @@ class Registry:
         what = f"{NOUNS[kind]} {key!r}" if key is not None else "quant format"
         if ggml_type is not None:
             what += f" of ggml type {ggml_type}"
-        known = ", ".join(sorted(self._entries[kind])) or "none"
-        text = f"no installed plugin provides {what}; known: {known}"
+        text = f"no installed plugin provides {what}; {self._known(kind)}"
         hidden = [e for e in self._blocked if (e.kind, e.key) == (kind, key)]
         package = package_for(kind, key or "")
         if hidden:
             return f"{text}; {hidden[0].provider} does, but RAMFORGE_PLUGINS does not allow it"
         return f"{text}; the package to try is {package}" if package else text
+
+    def _known(self, kind: str) -> str:
+        if kind != "architectures":
+            return f"known: {', '.join(sorted(self._entries[kind])) or 'none'}"
+        found = self.architectures()
+        runs = ", ".join(sorted(k for k, a in found.items() if a.runnable)) or "none"
+        declared = ", ".join(sorted(k for k, a in found.items() if not a.runnable)) or "none"
+        return f"those that run: {runs}; to inspect and plan only: {declared}"
 
     def _tell(self, kind: str, wanted: str | None = None) -> None:
         """Say once what is wrong with plugins that nobody asked for, as far as it is seen without imports."""

@@ -42,7 +42,9 @@ def cache_dir() -> Path:
         return (Path(local) if local else Path.home() / "AppData" / "Local") / "ramforge" / "Cache"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "ramforge"
-    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))  # a relative path there is invalid, says the XDG specification
+    xdg = Path(
+        os.environ.get("XDG_CACHE_HOME", "")
+    )  # a relative path there is invalid, says the XDG specification
     return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "ramforge"
 
 
@@ -58,7 +60,9 @@ def resolve(name: str | os.PathLike[str], registry: Registry | None = None) -> P
     source = _claiming(text, registry)
     found = _on_disk(source, text)
     if found is None:
-        raise ModelNotFoundError(f"the model {text} is not on this machine; fetch it with: ramforge pull {text}")
+        raise ModelNotFoundError(
+            f"the model {text} is not on this machine; fetch it with: ramforge pull {text}"
+        )
     return found
 
 
@@ -115,7 +119,7 @@ def _sources(registry: Registry | None) -> list[ModelSource]:
         from ramforge_core.plugins import Registry
 
         registry = Registry.discover()
-    found = registry.all_of("sources")
+    found = registry.sources()
     return [found[key] for key in sorted(found)]
 
 
@@ -144,7 +148,9 @@ def _on_disk(source: ModelSource, name: str) -> Path | None:
 def _cached_path(source: ModelSource, name: str) -> Path:
     relative = PurePath(source.filename(name))
     if relative.is_absolute() or not relative.parts or ".." in relative.parts:
-        raise PluginError(f"the model source {source.key!r} wants to keep {name} at {relative}, outside the cache")
+        raise PluginError(
+            f"the model source {source.key!r} wants to keep {name} at {relative}, outside the cache"
+        )
     return cache_dir() / "models" / relative
 
 

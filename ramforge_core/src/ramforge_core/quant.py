@@ -6,8 +6,11 @@ A format is correct with a NumPy ``decode`` alone; C kernels make it fast. The C
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -23,7 +26,8 @@ Packing = Literal["f32", "q8_32", "q8_256"]
 """How a kernel wants its activations; layouts in ``ramforge_kernel.h``."""
 
 ISAS = ("avx512", "avx2", "neon", "portable")
-"""Instruction sets that kernels may be written for, the widest first. avx512 means F, BW, DQ, VL and VNNI."""
+"""Instruction sets that kernels may be written for, the widest first. avx512 means F, BW, DQ, VL and VNNI, avx2
+means AVX2 and F16C."""
 
 
 @frozen
@@ -59,6 +63,36 @@ class QuantKernels:
         order = ISAS[ISAS.index(isa) :] if isa in ISAS else ()
         name = next((i for i in order if i in self.functions and (i != "neon" or isa == "neon")), "portable")
         return name, self.functions[name]
+
+
+@cache
+def _built(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        logging.getLogger("ramforge").warning(
+            "%s is not built, so its formats run through NumPy, slower and right (%s)", module, error
+        )
+        return None
+
+
+@cache
+def cffi_kernels(module: str, name: str, packing: Packing) -> QuantKernels | None:
+    """The kernels of format ``name`` in a cffi module; None, and one warning, where the module is not built.
+
+    The module exports ``RAMFORGE_KERNEL_ABI``, ``rf_<name>_decode`` and ``rf_<name>_matmul_<isa>``.
+    """
+    built = _built(module)
+    if built is None:
+        return None
+    lib, address = built.lib, built.ffi.addressof
+    decode = address(lib, f"rf_{name}_decode")
+    functions = {
+        isa: KernelFunctions(decode, address(lib, f"rf_{name}_matmul_{isa}"))
+        for isa in ISAS
+        if hasattr(lib, f"rf_{name}_matmul_{isa}")
+    }
+    return QuantKernels(lib.RAMFORGE_KERNEL_ABI, packing, functions, built)
 
 
 class QuantFormat(ABC):

@@ -16,7 +16,9 @@ class StopMatcher:
 
     def __init__(self, stops: Sequence[str]) -> None:
         if isinstance(stops, str) or not all(isinstance(s, str) and s for s in stops):
-            raise ParameterError(f"stop strings must be a sequence of texts that are not empty, got {stops!r}")
+            raise ParameterError(
+                f"stop strings must be a sequence of texts that are not empty, got {stops!r}"
+            )
         self._stops = tuple(stops)
         self._held = ""
         self._stopped = False

@@ -12,6 +12,7 @@ from attrs import frozen
 
 from ramforge_core.architecture import ModelConfig
 from ramforge_core.errors import MetadataError, UnsupportedError
+from ramforge_core.gguf import MetadataArray
 from ramforge_core.graph import RopeScaling
 
 if TYPE_CHECKING:
@@ -97,9 +98,13 @@ def _positive(metadata: Metadata, key: str, default: float | None = None) -> flo
 
 def _vocab_size(metadata: Metadata, arch: str) -> int:
     key = f"{arch}.vocab_size"
-    if key in metadata:
-        return metadata.integer(key)
-    return len(metadata.strings("tokenizer.ggml.tokens"))
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, MetadataArray):
+        return metadata.integer(key, default=len(tokens))
+    size = metadata.integer(key, default=0)
+    if size < 1:
+        raise MetadataError(f"metadata keys {key!r} and 'tokenizer.ggml.tokens' say no vocabulary size")
+    return size
 
 
 def _rope_scaling(metadata: Metadata, arch: str) -> RopeScaling | None:

@@ -5,9 +5,9 @@ Header only: tensor data is neither read nor mapped. See `open_gguf`.
 
 from __future__ import annotations
 
+from ramforge_core.gguf.infos import TensorInfo
 from ramforge_core.gguf.metadata import Metadata, MetadataArray, StringTable
 from ramforge_core.gguf.model import GGUF, open_gguf
-from ramforge_core.gguf.reader import TensorInfo
 from ramforge_core.gguf.types import GGML_TYPES, REMOVED_TYPES, GgmlType, type_label, type_name
 
 __all__ = [

@@ -48,12 +48,13 @@ class HeaderCursor:
     def cut_short(self, wanted: int) -> CutShortError:
         return CutShortError(
             f"{self.path} is cut short: {self.doing} needs {wanted} bytes at byte {self.position}, but the file "
-            f"ends at byte {self.size}; fetch it again"
+            f"ends at byte {self.size}"
         )
 
-    def rewind(self, position: int) -> None:
-        """Back to a position that is still in the buffer."""
-        self._at = position - self._base
+    def peek(self, offset: int, n_bytes: int) -> bytes:
+        """Bytes elsewhere in the file, fewer at its end; the position stays."""
+        self._file.seek(offset)
+        return self._file.read(n_bytes)
 
     def _fill(self, wanted: int) -> None:
         """Make ``wanted`` bytes available at the current position."""
@@ -96,21 +97,19 @@ class HeaderCursor:
         unpack = _U64.unpack_from
         done = 0
         while done < count:
-            if self.remaining < 8:
-                raise self.cut_short(8)
             if self._at + 8 > len(self._buffer):
                 self._fill(8)
             buffer, at = self._buffer, self._at
+            first = done
             try:
-                for done in range(done, count):  # noqa: B020  the loop goes on where the last buffer ended
+                for _ in range(first, count):
                     at += 8 + unpack(buffer, at)[0]
-                done = count
+                    done += 1
             except (struct.error, OverflowError):
-                pass  # the next length lies beyond this buffer
+                pass  # the next length lies beyond this buffer, or beyond everything
             self._at = at
             if self.remaining < 0:
-                overrun = -self.remaining
                 raise CutShortError(
-                    f"{self.path} is cut short: string {done} of {count} in {self.doing} ends {overrun} bytes "
-                    f"behind the end of the file ({self.size} bytes); fetch it again"
+                    f"{self.path} is cut short: string {done} of {count} in {self.doing} would end at byte "
+                    f"{self.position}, but the file ends at byte {self.size}"
                 )

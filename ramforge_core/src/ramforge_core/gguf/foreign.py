@@ -16,7 +16,7 @@ _STARTS: tuple[tuple[bytes, str], ...] = (
     (b"\x89HDF", "an HDF5 file; convert the model to GGUF"),
 )
 _OLD_GGML = ("ggml", "ggmf", "ggjt", "ggla", "ggsn")
-_ZIPPED_PIECES = re.compile(
+_PIECE = re.compile(
     r"[._-](?:part|split|piece|chunk)[._-]?(\d+|[a-z]{1,3})(?:[_-]?of[_-]?(\d+))?$", re.IGNORECASE
 )
 
@@ -25,7 +25,7 @@ def name_foreign_file(path: Path, head: bytes) -> str:
     """One sentence on a file whose first bytes (16 or so) are not GGUF's."""
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if len(head) < 4 and b"GGUF".startswith(head):
-        return f"{path} is cut short: it ends at byte {len(head)}, inside the magic 'GGUF'; fetch it again"
+        return f"{path} is cut short: it ends at byte {len(head)}, inside the magic 'GGUF'{what_to_do(path)}"
     piece = byte_piece_hint(path)
     if piece:
         return f"{path} does not begin with 'GGUF'{piece}"
@@ -49,9 +49,14 @@ def name_foreign_file(path: Path, head: bytes) -> str:
     return f"{path} is not a GGUF file: it begins with {head[:4]!r} where 'GGUF' is expected"
 
 
+def what_to_do(path: Path) -> str:
+    """The end of a message on a file that is cut short."""
+    return byte_piece_hint(path) or "; fetch the file again"
+
+
 def byte_piece_hint(path: Path) -> str:
     """A clause for the end of a message if the name says that the file is one piece of a byte-split file, else ''."""
-    match = _ZIPPED_PIECES.search(path.name)
+    match = _PIECE.search(path.name)
     if match:
         number, total = match.groups()
         of = f" of {total}" if total else ""

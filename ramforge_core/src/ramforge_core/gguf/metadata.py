@@ -97,6 +97,16 @@ class StringTable:
             yield blob[start:end]
             start = end
 
+    def find(self, text: bytes) -> int | None:
+        """The first index that holds exactly this string, or None. Fast without a table of all strings."""
+        at = self.blob.find(text) if text else -1
+        while at >= 0:
+            index = int(np.searchsorted(self.offsets, at, "right")) - 1
+            if self.offsets[index] == at and self.offsets[index + 1] == at + len(text):
+                return index
+            at = self.blob.find(text, at + 1)
+        return None
+
     @classmethod
     def from_payload(cls, data: bytes, count: int) -> StringTable:
         """From strings as a file holds them, each behind its length as uint64."""
@@ -194,8 +204,9 @@ class Metadata(Mapping[str, object]):
     it holds something of another kind. Integers of all widths are the same kind (A14).
     """
 
-    def __init__(self, values: Mapping[str, object]) -> None:
-        self._values = dict(values)
+    def __init__(self, values: Mapping[str, object], where: str = "memory") -> None:
+        self._values = values
+        self.where = where
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Metadata:
@@ -218,34 +229,25 @@ class Metadata(Mapping[str, object]):
     def __repr__(self) -> str:
         return f"<Metadata with {len(self)} keys>"
 
-    def text_bytes(self, key: str) -> int | None:
-        """Bytes of a long text that has been left in the file, None for every other value."""
+    def long_text(self, key: str, limit: int) -> tuple[int, str] | None:
+        """Bytes in all and the first ``limit`` of them, of a text so long that it was left in the file; else None."""
         value = self._values[key]
-        return value.nbytes if isinstance(value, FileSpan) else None
+        if not isinstance(value, FileSpan):
+            return None
+        return value.nbytes, value.read(limit).decode("utf-8", "ignore")
 
-    def text_start(self, key: str, limit: int) -> str:
-        """The first ``limit`` bytes of a text, without reading all of it."""
-        value = self._values[key]
-        if isinstance(value, FileSpan):
-            return value.read(limit).decode("utf-8", "ignore")
-        return str(value)[:limit]
-
-    def _kind(self, key: str, kinds: tuple[type, ...], wanted: str) -> Any:
-        """The value of ``key`` if it is there and of one of these kinds; the marker if it is missing."""
-        if key not in self._values:
-            return _MISSING
-        value = self[key]
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise MetadataError(f"metadata key {key!r} must be {wanted}, but the file has {describe(value)}")
-        return value
+    def _error(self, key: str, wanted: str, value: object) -> MetadataError:
+        return MetadataError(f"{self.where}: metadata key {key!r} must be {wanted}, but is {describe(value)}")
 
     def _get(self, key: str, kinds: tuple[type, ...], wanted: str, default: object) -> Any:
-        value = self._kind(key, kinds, wanted)
-        if value is not _MISSING:
-            return value
-        if default is _MISSING:
-            raise MetadataError(f"metadata key {key!r} ({wanted}) is missing in the file")
-        return default
+        if key not in self._values:
+            if default is _MISSING:
+                raise MetadataError(f"{self.where}: metadata key {key!r} ({wanted}) is missing")
+            return default
+        value = self[key]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise self._error(key, wanted, value)
+        return value
 
     @overload
     def integer(self, key: str) -> int: ...
@@ -287,9 +289,7 @@ class Metadata(Mapping[str, object]):
         if array.count == 0:
             return []
         if "int" not in array.element_type:
-            raise MetadataError(
-                f"metadata key {key!r} must be an array of integers, but the file has {describe(array)}"
-            )
+            raise self._error(key, "an array of integers", array)
         return array.to_list()
 
     def numbers_array(self, key: str) -> NDArray[Any]:
@@ -298,9 +298,7 @@ class Metadata(Mapping[str, object]):
         if array.count == 0:
             return np.empty(0, np.float32)
         if array.element_type == "bool":
-            raise MetadataError(
-                f"metadata key {key!r} must be an array of numbers, but the file has {describe(array)}"
-            )
+            raise self._error(key, "an array of numbers", array)
         return array.to_numpy()
 
     def strings(self, key: str) -> StringTable:

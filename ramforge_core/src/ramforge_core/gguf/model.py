@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
+from ramforge_core.gguf.infos import TensorInfo
 from ramforge_core.gguf.metadata import Metadata
-from ramforge_core.gguf.reader import TensorInfo
+from ramforge_core.gguf.shards import find_model
 
 
 @frozen
@@ -50,26 +51,20 @@ def open_gguf(path: str | PathLike[str], *, allow_incomplete: bool = False) -> G
         `GGUF.incomplete` set, instead of an error.
     Raises ModelNotFoundError, GGUFError, MetadataError (naming the key) or TensorError (naming the tensor).
     """
-    from ramforge_core.gguf.shards import gather
-
-    given = Path(path)
-    headers, incomplete, warnings = gather(given, allow_incomplete)
-    first = headers[0]
-    tensors = {
-        info.name: TensorInfo(
-            info.name, info.shape, info.ggml_type, info.type_name, index, info.offset, info.nbytes
-        )
-        for index, header in enumerate(headers)
-        for info in header.tensors
-    }
+    found = find_model(Path(path), allow_incomplete=allow_incomplete)
+    first = found.headers[0]
     return GGUF(
         path=first.path,
         version=first.version,
         alignment=first.alignment,
         metadata=first.metadata,
-        tensors=tensors,
-        files=tuple(header.path for header in headers),
-        file_bytes=tuple(header.size for header in headers),
-        incomplete=incomplete,
-        warnings=tuple(warnings),
+        tensors={
+            info.name: evolve(info, file=index)
+            for index, header in enumerate(found.headers)
+            for info in header.tensors
+        },
+        files=tuple(header.path for header in found.headers),
+        file_bytes=tuple(header.size for header in found.headers),
+        incomplete=found.incomplete,
+        warnings=tuple(found.warnings),
     )

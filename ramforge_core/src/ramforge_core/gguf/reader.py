@@ -12,10 +12,11 @@ from stat import S_ISREG
 
 from attrs import frozen
 
-from ramforge_core.errors import GGUFError, MetadataError, ModelNotFoundError, TensorError
+from ramforge_core.errors import GGUFError, MetadataError, ModelNotFoundError
 from ramforge_core.gguf import types
 from ramforge_core.gguf.cursor import CutShortError, HeaderCursor
-from ramforge_core.gguf.foreign import byte_piece_hint, name_foreign_file
+from ramforge_core.gguf.foreign import name_foreign_file, what_to_do
+from ramforge_core.gguf.infos import TensorInfo, missing_data, take_name, take_tensor_infos
 from ramforge_core.gguf.metadata import FileSpan, Metadata, MetadataArray, decode_text
 
 VERSIONS = (2, 3)
@@ -24,45 +25,16 @@ DEFAULT_ALIGNMENT = 32
 MAX_ALIGNMENT = 1 << 24
 MAX_ARRAY_DEPTH = 8
 """An array of numbers has depth 1, an array of such arrays depth 2, and so on."""
-MAX_DIMENSIONS = 4
-MAX_NAME_BYTES = 65535
-MAX_SIZE = (1 << 63) - 1
-"""Largest count or byte offset; more does not fit the signed 64-bit numbers of file systems and kernels."""
 LONG_TEXT_BYTES = 1 << 16
 """Texts above this stay in the file until they are asked for."""
 SMALL_ARRAY_BYTES = 1 << 12
 """Arrays of numbers up to this are kept in memory."""
-SMALLEST_PAIR_BYTES = 8 + 1 + 4 + 1
-SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
+# Without the name's bytes, so that a nameless key is told by its own message.
+SMALLEST_PAIR_BYTES = 8 + 4 + 1
+SMALLEST_INFO_BYTES = 8 + 4 + 8 + 4 + 8
 
-_SCALARS = tuple(
-    struct.Struct("<" + code) if code else None
-    for code in ("B", "b", "H", "h", "I", "i", "f", "", "", "", "Q", "q", "d")
-)
-
-
-@frozen
-class TensorInfo:
-    """Where a tensor lies.
-
-    shape : NumPy order, slowest dimension first (the reverse of what the file holds).
-    ggml_type, type_name : the id in the file, and its lower-case ggml name or ``type 250``.
-    file : index into `GGUF.files`. offset : absolute byte offset in that file.
-    nbytes : bytes of data; None if the type is not known.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    ggml_type: int
-    type_name: str
-    file: int
-    offset: int
-    nbytes: int | None
-
-    @property
-    def end(self) -> int:
-        """Byte offset behind the tensor; for an unknown type behind its first byte, as more is not known."""
-        return self.offset + (1 if self.nbytes is None else self.nbytes)
+_SCALAR_CODES = ("B", "b", "H", "h", "I", "i", "f", None, None, None, "Q", "q", "d")
+_SCALARS = tuple(struct.Struct(f"<{code}") if code else None for code in _SCALAR_CODES)
 
 
 @frozen
@@ -73,10 +45,10 @@ class Header:
     size: int
     version: int
     alignment: int
-    data_offset: int
     metadata: Metadata
     tensors: tuple[TensorInfo, ...]
-    incomplete: str | None
+    incomplete: str | None = None
+    warnings: tuple[str, ...] = ()
 
 
 def read_header(path: Path, *, allow_incomplete: bool = False) -> Header:
@@ -91,8 +63,9 @@ def read_header(path: Path, *, allow_incomplete: bool = False) -> Header:
         if not S_ISREG(status.st_mode):
             raise GGUFError(f"{path} is not a regular file; give a .gguf file or a folder with one")
         with path.open("rb", buffering=0) as file:
-            cursor = HeaderCursor(file, path, status.st_size)
-            return _read(cursor, allow_incomplete)
+            return _read(HeaderCursor(file, path, status.st_size), allow_incomplete)
+    except CutShortError as error:
+        raise CutShortError(f"{error}{what_to_do(path)}") from error
     except FileNotFoundError as error:
         raise ModelNotFoundError(f"there is no file {path}") from error
     except OSError as error:
@@ -100,134 +73,113 @@ def read_header(path: Path, *, allow_incomplete: bool = False) -> Header:
 
 
 def _read(cursor: HeaderCursor, allow_incomplete: bool) -> Header:
-    version = _version(cursor)
+    version = _take_version(cursor)
     values: dict[str, object] = {}
+    metadata = Metadata(values, str(cursor.path))
     try:
-        n_tensors, n_pairs = _counts(cursor, strict=not allow_incomplete)
-        for i in range(n_pairs):
-            _pair(cursor, values, i, n_pairs)
-        metadata = Metadata(values)
+        n_tensors, n_pairs = _take_counts(cursor, capped=not allow_incomplete)
+        for index in range(n_pairs):
+            _take_pair(cursor, values, index, n_pairs)
         alignment = _alignment(metadata)
-        raw = [_tensor_info(cursor, i, n_tensors, alignment) for i in range(n_tensors)]
+        infos = take_tensor_infos(cursor, n_tensors, alignment)
     except CutShortError as error:
-        message = f"{error}{byte_piece_hint(cursor.path)}"
         if not allow_incomplete:
-            raise CutShortError(message) from error
-        return Header(cursor.path, cursor.size, version, 0, 0, Metadata(values), (), message)
-    data_offset = -(-cursor.position // alignment) * alignment
-    tensors = tuple(_placed(cursor.path, info, data_offset) for info in raw)
-    _check_names(cursor.path, tensors)
-    _check_overlaps(cursor.path, tensors)
-    incomplete = _missing_data(cursor.path, cursor.size, tensors)
-    if incomplete is not None and not allow_incomplete:
-        raise TensorError(incomplete)
-    return Header(cursor.path, cursor.size, version, alignment, data_offset, metadata, tensors, incomplete)
+            raise
+        message = f"{error}{what_to_do(cursor.path)}"
+        return Header(cursor.path, cursor.size, version, _alignment(metadata), metadata, (), message)
+    incomplete = missing_data(cursor.path, cursor.size, infos)
+    if incomplete is not None:
+        if not allow_incomplete:
+            raise incomplete
+        return Header(cursor.path, cursor.size, version, alignment, metadata, infos, str(incomplete))
+    warnings = _check_tail(cursor, metadata, infos, alignment)
+    return Header(cursor.path, cursor.size, version, alignment, metadata, infos, warnings=warnings)
 
 
-def _version(cursor: HeaderCursor) -> int:
+def _take_version(cursor: HeaderCursor) -> int:
+    """Check magic and version; the cursor is behind both afterwards."""
     if cursor.size == 0:
         raise GGUFError(f"{cursor.path} is empty (0 bytes); fetch it again")
-    head = cursor.take(min(cursor.size, 16))
+    head = cursor.peek(0, min(cursor.size, 64))
     if not head.startswith(MAGIC):
         raise GGUFError(name_foreign_file(cursor.path, head))
-    if len(head) < 8:
-        raise CutShortError(
-            f"{cursor.path} is cut short: it ends at byte {len(head)}, before its version; fetch it again"
-        )
-    version = int.from_bytes(head[4:8], "little")
-    if version & 0xFFFF == 0 and version:
+    cursor.skip(len(MAGIC))
+    cursor.doing = "the version"
+    version = cursor.u32()
+    if version and version & 0xFFFF == 0:
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         raise GGUFError(
-            f"{cursor.path} is a big-endian GGUF file (version {int.from_bytes(head[4:8], 'big')}), which is not "
-            f"supported; convert it to little-endian with gguf-convert-endian"
+            f"{cursor.path} is a big-endian GGUF file (version {swapped}), which is not supported; convert it to "
+            f"little-endian (gguf-convert-endian of the package gguf)"
         )
     if version not in VERSIONS:
+        advice = "convert the model anew" if version < VERSIONS[0] else "a newer RAMforge may read it"
         raise GGUFError(
-            f"{cursor.path} is GGUF version {version}; versions {VERSIONS[0]} and {VERSIONS[1]} are supported"
-            + ("; convert the model anew" if version < VERSIONS[0] else "; a newer RAMforge may read it")
+            f"{cursor.path} is GGUF version {version}, but versions {VERSIONS[0]} and {VERSIONS[1]} are supported; "
+            f"{advice}"
         )
-    cursor.rewind(8)
     return version
 
 
-def _counts(cursor: HeaderCursor, strict: bool) -> tuple[int, int]:
+def _take_counts(cursor: HeaderCursor, *, capped: bool) -> tuple[int, int]:
+    """Numbers of tensors and of metadata keys, capped by what the rest of the file can hold (A06).
+
+    capped : False reads on regardless, to show as much of a cut file as there is; the file's end stops that.
+    """
     cursor.doing = "the header"
     n_tensors, n_pairs = cursor.u64(), cursor.u64()
-    if not strict:
-        return n_tensors, n_pairs  # what is there gets read; the end of the file ends the loops
-    for count, smallest, what in (
-        (n_pairs, SMALLEST_PAIR_BYTES, "metadata keys"),
-        (n_tensors, SMALLEST_TENSOR_BYTES, "tensors"),
-    ):
-        if count * smallest > cursor.remaining:
+    kinds = ((n_pairs, SMALLEST_PAIR_BYTES, "metadata keys"), (n_tensors, SMALLEST_INFO_BYTES, "tensors"))
+    for count, smallest, what in kinds:
+        if capped and count * smallest > cursor.remaining:
             raise CutShortError(
-                f"{cursor.path} declares {count} {what}, but the {cursor.remaining} bytes behind byte "
-                f"{cursor.position} can hold {cursor.remaining // smallest} at most: the file is damaged or cut short"
+                f"{cursor.path} is damaged or cut short: it declares {count} {what}, but the {cursor.remaining} bytes "
+                f"behind byte {cursor.position} can hold {cursor.remaining // smallest} at most"
             )
     return n_tensors, n_pairs
 
 
-def _name(cursor: HeaderCursor, what: str) -> str:
-    """A key or a tensor name."""
-    start = cursor.position
-    length = cursor.u64()
-    if not 0 < length <= MAX_NAME_BYTES:
-        raise GGUFError(
-            f"{cursor.path}: {what} at byte {start} has a name of {length} bytes; 1 to {MAX_NAME_BYTES} are allowed"
-        )
-    raw = cursor.take(length)
-    if b"\0" in raw:
-        raise GGUFError(
-            f"{cursor.path}: {what} at byte {start} has a NUL byte in its name {decode_text(raw)[:80]!r}"
-        )
-    return decode_text(raw)
-
-
-def _pair(cursor: HeaderCursor, values: dict[str, object], index: int, count: int) -> None:
+def _take_pair(cursor: HeaderCursor, values: dict[str, object], index: int, count: int) -> None:
     cursor.doing = f"metadata key {index + 1} of {count}"
-    key = _name(cursor, cursor.doing)
+    key = take_name(cursor, cursor.doing)
     if key in values:
         raise MetadataError(f"{cursor.path}: metadata key {key!r} appears twice")
     cursor.doing = f"the value of metadata key {key!r}"
-    values[key] = _value(cursor, key, cursor.u32())
+    values[key] = _take_value(cursor, key, cursor.u32())
 
 
-def _value(cursor: HeaderCursor, key: str, kind: int) -> object:
+def _take_value(cursor: HeaderCursor, key: str, kind: int) -> object:
     if kind == types.STRING:
         length = cursor.u64()
-        if length > cursor.remaining:
-            raise cursor.cut_short(length)
         if length > LONG_TEXT_BYTES:
             span = FileSpan(cursor.path, cursor.position, length)
             cursor.skip(length)
             return span
         return decode_text(cursor.take(length))
     if kind == types.ARRAY:
-        return _array(cursor, key)
+        return _take_array(cursor, key)
     if kind == types.BOOL:
         byte = cursor.take(1)[0]
         if byte > 1:
             raise MetadataError(
-                f"{cursor.path}: metadata key {key!r} is a bool with the value {byte}; 0 or 1 expected"
+                f"{cursor.path}: metadata key {key!r} is a bool with the value {byte}, not 0 or 1"
             )
         return byte == 1
     packed = _SCALARS[kind] if kind < len(_SCALARS) else None
     if packed is None:
         raise MetadataError(
-            f"{cursor.path}: metadata key {key!r} has the unknown value type {kind}; known are 0 to "
-            f"{len(types.VALUE_TYPES) - 1}"
+            f"{cursor.path}: metadata key {key!r} has the unknown value type {kind}; 0 to {len(_SCALARS) - 1} are known"
         )
     value: int | float = packed.unpack(cursor.take(packed.size))[0]
     return value
 
 
-def _array(cursor: HeaderCursor, key: str) -> MetadataArray:
-    element, count = _array_head(cursor, key)
+def _take_array(cursor: HeaderCursor, key: str) -> MetadataArray:
+    """Locate an array; only small ones of numbers are kept in memory."""
+    element, count = _take_array_head(cursor, key)
     start = cursor.position
-    if (
-        types.NUMBER_DTYPES[element] is not None
-        and (count * types.SMALLEST_VALUE_BYTES[element]) <= SMALL_ARRAY_BYTES
-    ):
-        data = cursor.take(count * types.SMALLEST_VALUE_BYTES[element])
+    n_bytes = count * types.SMALLEST_VALUE_BYTES[element]
+    if types.NUMBER_DTYPES[element] is not None and n_bytes <= SMALL_ARRAY_BYTES:
+        data = cursor.take(n_bytes)
         if element == types.BOOL:
             _check_bools(cursor, key, data)
         return MetadataArray(key, types.VALUE_TYPES[element], count, data)
@@ -236,20 +188,20 @@ def _array(cursor: HeaderCursor, key: str) -> MetadataArray:
     return MetadataArray(key, types.VALUE_TYPES[element], count, span)
 
 
-def _array_head(cursor: HeaderCursor, key: str) -> tuple[int, int]:
+def _take_array_head(cursor: HeaderCursor, key: str) -> tuple[int, int]:
     """Element type and count of an array, checked against what the file can still hold."""
     element, count = cursor.u32(), cursor.u64()
     if element >= len(types.VALUE_TYPES):
         raise MetadataError(
-            f"{cursor.path}: metadata key {key!r} is an array of the unknown element type {element}; known are 0 to "
-            f"{len(types.VALUE_TYPES) - 1}"
+            f"{cursor.path}: metadata key {key!r} is an array of the unknown element type {element}; 0 to "
+            f"{len(types.VALUE_TYPES) - 1} are known"
         )
     needed = count * types.SMALLEST_VALUE_BYTES[element]
     if needed > cursor.remaining:
         raise CutShortError(
-            f"{cursor.path}: metadata key {key!r} declares {count} {types.VALUE_TYPES[element]} items, at least "
-            f"{needed} bytes, but the file has {cursor.remaining} bytes behind byte {cursor.position}: it is damaged "
-            f"or cut short"
+            f"{cursor.path} is damaged or cut short: metadata key {key!r} declares {count} "
+            f"{types.VALUE_TYPES[element]} items, at least {needed} bytes, but the file has {cursor.remaining} bytes "
+            f"behind byte {cursor.position}"
         )
     return element, count
 
@@ -258,18 +210,15 @@ def _skip_items(cursor: HeaderCursor, key: str, element: int, count: int, depth:
     if element == types.STRING:
         cursor.skip_strings(count)
     elif element == types.BOOL:
-        left = count
-        while left:
-            data = cursor.take(min(left, LONG_TEXT_BYTES))
-            _check_bools(cursor, key, data)
-            left -= len(data)
+        for start in range(0, count, LONG_TEXT_BYTES):
+            _check_bools(cursor, key, cursor.take(min(count - start, LONG_TEXT_BYTES)))
     elif element == types.ARRAY:
         if depth == MAX_ARRAY_DEPTH:
             raise MetadataError(
                 f"{cursor.path}: metadata key {key!r} nests arrays deeper than {MAX_ARRAY_DEPTH} levels"
             )
         for _ in range(count):
-            inner, length = _array_head(cursor, key)
+            inner, length = _take_array_head(cursor, key)
             _skip_items(cursor, key, inner, length, depth + 1)
     else:
         cursor.skip(count * types.SMALLEST_VALUE_BYTES[element])
@@ -286,85 +235,31 @@ def _alignment(metadata: Metadata) -> int:
     value = metadata.integer("general.alignment", DEFAULT_ALIGNMENT)
     if not 0 < value <= MAX_ALIGNMENT or value & (value - 1):
         raise MetadataError(
-            f"metadata key 'general.alignment' is {value}; a power of two up to {MAX_ALIGNMENT} is expected"
+            f"{metadata.where}: metadata key 'general.alignment' is {value}; a power of two from 1 to {MAX_ALIGNMENT} "
+            f"is expected"
         )
     return value
 
 
-def _tensor_info(cursor: HeaderCursor, index: int, count: int, alignment: int) -> TensorInfo:
-    """One tensor info; ``offset`` is still relative to the start of the data."""
-    cursor.doing = f"the info of tensor {index + 1} of {count}"
-    name = _name(cursor, f"tensor {index + 1} of {count}")
-    cursor.doing = f"the info of tensor {name!r}"
-    n_dims = cursor.u32()
-    if not 1 <= n_dims <= MAX_DIMENSIONS:
-        raise TensorError(
-            f"{cursor.path}: tensor {name!r} has {n_dims} dimensions; 1 to {MAX_DIMENSIONS} are allowed"
-        )
-    dims = struct.unpack(f"<{n_dims}Q", cursor.take(8 * n_dims))
-    ggml_type, offset = cursor.u32(), cursor.u64()
-    where = f"{cursor.path}: tensor {name!r} with dimensions {list(dims)}"
-    n_values = 1
-    for dim in dims:
-        n_values *= dim
-    if not 0 < n_values <= MAX_SIZE:
-        raise TensorError(f"{where} has {n_values} values; 1 to {MAX_SIZE} are allowed")
-    nbytes = None
-    known = types.GGML_TYPES.get(ggml_type)
-    if known is not None:
-        if dims[0] % known.block_values:
-            raise TensorError(
-                f"{where} has rows of {dims[0]} values, which are not whole blocks of its type {known.name} "
-                f"({known.block_values} values each)"
+def _check_tail(
+    cursor: HeaderCursor, metadata: Metadata, infos: tuple[TensorInfo, ...], alignment: int
+) -> tuple[str, ...]:
+    """Look behind the last tensor: padding is fine (A11), another GGUF is not (A20), the rest is worth a warning."""
+    if any(info.nbytes is None for info in infos):
+        return ()
+    end = max((info.end for info in infos), default=cursor.position)
+    for start in (end, -(-end // alignment) * alignment):
+        if start + 8 <= cursor.size and cursor.peek(start, len(MAGIC)) == MAGIC:
+            if metadata.integer("split.count", 0) > 1:
+                raise GGUFError(
+                    f"{cursor.path} holds several gguf-split shards one behind the other (the next begins at byte "
+                    f"{start}): do not concatenate shards; keep them as separate files in one folder"
+                )
+            raise GGUFError(
+                f"{cursor.path} holds a second GGUF file from byte {start} on: two files have been joined; take them "
+                f"apart"
             )
-        nbytes = n_values // known.block_values * known.block_bytes
-        if nbytes > MAX_SIZE:
-            raise TensorError(
-                f"{where} and type {known.name} would take {nbytes} bytes, more than any file holds"
-            )
-    if offset % alignment:
-        raise TensorError(
-            f"{where} starts at offset {offset}, which is not a multiple of the alignment {alignment}"
-        )
-    if offset + (nbytes or 1) > MAX_SIZE:
-        raise TensorError(f"{where} lies outside the file: its offset is {offset}, more than any file holds")
-    return TensorInfo(name, dims[::-1], ggml_type, types.type_name(ggml_type), 0, offset, nbytes)
-
-
-def _placed(path: Path, info: TensorInfo, data_offset: int) -> TensorInfo:
-    return TensorInfo(
-        info.name, info.shape, info.ggml_type, info.type_name, 0, data_offset + info.offset, info.nbytes
-    )
-
-
-def _check_names(path: Path, tensors: tuple[TensorInfo, ...]) -> None:
-    seen = set()
-    for info in tensors:
-        if info.name in seen:
-            raise TensorError(f"{path} holds two tensors with the name {info.name!r}")
-        seen.add(info.name)
-
-
-def _check_overlaps(path: Path, tensors: tuple[TensorInfo, ...]) -> None:
-    ordered = sorted(tensors, key=lambda info: info.offset)
-    for before, after in zip(ordered, ordered[1:], strict=False):
-        if after.offset < before.end:
-            raise TensorError(
-                f"{path}: tensors {before.name!r} and {after.name!r} overlap: the first ends at byte {before.end}, "
-                f"the second starts at byte {after.offset}"
-            )
-
-
-def _missing_data(path: Path, size: int, tensors: tuple[TensorInfo, ...]) -> str | None:
-    """None if all tensors lie inside the file, else one sentence that names the first that does not."""
-    bad = [info for info in tensors if info.end > size]
-    if not bad:
-        return None
-    first = bad[0]
-    present = max(0, size - first.offset)
-    declared = "of unknown size" if first.nbytes is None else f"of {first.nbytes} bytes"
-    more = f" ({len(bad) - 1} more tensors are concerned)" if len(bad) > 1 else ""
-    return (
-        f"{path} is cut short: tensor {first.name!r} {declared} starts at byte {first.offset}, but the file ends at "
-        f"byte {size}, so {present} bytes of it are present{more}; fetch it again{byte_piece_hint(path)}"
-    )
+    extra = cursor.size - end
+    if infos and extra >= alignment:
+        return (f"{cursor.path} has {extra} bytes behind its last tensor, which nothing refers to",)
+    return ()

@@ -25,7 +25,7 @@ BLAS sums in an order that depends on the shape; with one shape a token's result
 
 def norm(x: Array, weight: Array, eps: float, kind: str, bias: Array | None = None) -> Array:
     """Normalise runs of ``len(weight)`` values, each by itself."""
-    runs = x.reshape(len(x), -1, len(weight))
+    runs = x.reshape(len(x), x.shape[1] // len(weight), len(weight))
     if kind == "layer":
         runs = runs - runs.mean(axis=-1, keepdims=True)
     mean_square = (runs * runs).mean(axis=-1, keepdims=True)
@@ -81,7 +81,7 @@ def rope(
     angles = positions[:, None].astype(np.float64) * frequencies.astype(np.float64)  # (T, half)
     cos = (np.cos(angles) * magnitude).astype(np.float32)[:, None]
     sin = (np.sin(angles) * magnitude).astype(np.float32)[:, None]
-    out = x.reshape(len(x), -1, head_width).copy()
+    out = x.reshape(len(x), x.shape[1] // head_width, head_width).copy()
     if pairs == "adjacent":
         first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
     else:

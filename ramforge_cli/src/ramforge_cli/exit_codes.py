@@ -1,0 +1,54 @@
+"""Which error ends the program with which exit code. ``docs/cli.md`` shows this table; a test compares them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import click
+
+from ramforge_core import errors
+
+
+class ExitCode(NamedTuple):
+    """One row of the table: the first row that names a class of the error holds."""
+
+    code: int
+    meaning: str
+    errors: tuple[type[BaseException], ...] = ()
+
+
+EXIT_CODES = (
+    ExitCode(0, "everything went well"),
+    ExitCode(
+        2,
+        "the command line is wrong: an unknown option, or a value that cannot be used",
+        (click.ClickException, errors.ParameterError),
+    ),
+    ExitCode(3, "the file is damaged, cut short or not a GGUF file", (errors.GGUFError,)),
+    ExitCode(
+        4,
+        "the file is sound, but no installed plugin can run it, or a plugin or backend that is needed does not work",
+        (errors.UnsupportedError, errors.PluginError, errors.BackendError),
+    ),
+    ExitCode(
+        5,
+        "the model was not found, or could not be downloaded",
+        (errors.ModelNotFoundError, errors.DownloadError),
+    ),
+    ExitCode(6, "there is not enough memory", (errors.OutOfMemoryError, MemoryError)),
+    ExitCode(
+        7,
+        "the answer could not be made: logits that are no numbers, a chat template that fails, a full context",
+        (errors.NonFiniteError, errors.TemplateError, errors.ContextFullError),
+    ),
+    ExitCode(130, "it was interrupted (Ctrl-C)", (errors.Interrupted, KeyboardInterrupt, click.Abort)),
+    ExitCode(
+        141, "whoever read the output went away (a closed pipe); nothing is printed", (BrokenPipeError,)
+    ),
+    ExitCode(1, "a fault that nobody expected: please report it, with what --debug shows", (BaseException,)),
+)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code that an error stands for."""
+    return next(row.code for row in EXIT_CODES if isinstance(error, row.errors))

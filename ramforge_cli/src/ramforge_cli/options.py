@@ -1,0 +1,45 @@
+"""Options that several commands share, and the state of one run of the program."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+from typing import Any
+
+import click
+
+
+class State:
+    """What the whole program needs to know; click hands it round as ``ctx.obj``."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self.debug = False
+        self.logger = logger
+
+
+def _set_debug(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    state = ctx.find_root().obj
+    if value and isinstance(state, State):
+        state.debug = True
+        state.logger.setLevel(logging.DEBUG)
+        if not faulthandler.is_enabled():
+            with contextlib.suppress(OSError, ValueError):  # stderr need not be a file
+                faulthandler.enable()  # a crash in C tells where, too
+
+
+def debug_option(command: Any) -> Any:
+    """``--debug``, before the command's name and after it."""
+    return click.option(
+        "--debug",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_set_debug,
+        help="Show tracebacks and debug messages.",
+    )(command)
+
+
+def json_option(command: Any) -> Any:
+    """``--json``: facts for programs."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)

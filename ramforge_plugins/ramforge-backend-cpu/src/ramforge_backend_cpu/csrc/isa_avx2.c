@@ -1,0 +1,11 @@
+/* isa_avx2.c: AVX2 with F16C. */
+#include "isa.h"
+
+#if defined(__x86_64__) || defined(__i386__)
+#define RF_NAME(x) x##_avx2
+#define RF_TARGET __attribute__((target("avx2,f16c")))
+#define RF_HAVE_F16C
+#define RF_QK_KEYS 4
+#define RF_PV_LANES 4
+#include "table.h"
+#endif

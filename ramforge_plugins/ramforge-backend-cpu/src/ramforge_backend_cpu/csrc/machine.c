@@ -1,0 +1,52 @@
+/* machine.c: which instruction sets this build and this machine have. */
+#include "isa.h"
+
+#include <stddef.h>
+
+#if defined(__x86_64__) || defined(__i386__)
+static const char *const names[] = {"avx512", "avx2", "portable"};
+
+int rf_isa_here(int isa)
+{
+    __builtin_cpu_init();
+    switch (isa) {
+    case 0: /* with VNNI: what ramforge_core.quant means by avx512 */
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512vnni") && rf_isa_here(1);
+    case 1:
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    default:
+        return isa == 2;
+    }
+}
+
+static const rf_table *const tables[] = {&rf_table_avx512, &rf_table_avx2, &rf_table_portable};
+#else
+static const char *const names[] = {"portable"};
+static const rf_table *const tables[] = {&rf_table_portable};
+
+int rf_isa_here(int isa) { return isa == 0; }
+#endif
+
+#define KNOWN ((int)(sizeof names / sizeof names[0]))
+
+const char *rf_isa_name(int isa) { return isa >= 0 && isa < KNOWN ? names[isa] : NULL; }
+
+const rf_table *rf_isa_table(int isa) { return isa >= 0 && isa < KNOWN && rf_isa_here(isa) ? tables[isa] : NULL; }
+
+int64_t rf_attend_scratch(int64_t context, int64_t key_width, int64_t value_width)
+{
+    int64_t k = RF_ROUND16(key_width), v = RF_ROUND16(value_width);
+    int64_t scores = (context / RF_TILE_KEYS + 1) * RF_TILE_KEYS;
+    return RF_TILE_KEYS * (k > v ? k : v) + RF_ATTEND_HEADS * (k + v + scores);
+}
+
+int rf_test_math(int isa, int function, const float *x, int64_t n, float *out)
+{
+    const rf_table *table = rf_isa_table(isa);
+    if (!table)
+        return -1;
+    table->math(function, x, n, out);
+    return 0;
+}

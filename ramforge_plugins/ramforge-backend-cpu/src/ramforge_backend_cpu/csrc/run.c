@@ -1,0 +1,160 @@
+/* run.c: walks through the units of a run. Every thread takes the same way and they share the tasks of big units.
+ *
+ * Small units are done by thread 0 alone, so that a chain of them needs no barrier. Which units are big, and how they
+ * are cut, depends on sizes only and changes no result. */
+#include "pool.h"
+
+#include <string.h>
+
+/* Below these a unit is done before another thread could have begun. */
+#define MIN_PARALLEL_FLOATS 16384
+#define MIN_PARALLEL_SCORES 32768
+
+/* What one task of a matrix product should be worth: weight bytes read, and multiplications. */
+#define TASK_BYTES (128 << 10)
+#define TASK_PRODUCTS (8 << 20)
+#define TASKS_PER_THREAD 8
+
+typedef struct {
+    int64_t n;      /* tasks */
+    int64_t size;   /* rows of `out`, rows of the weight, or heads in a task */
+    int parallel;
+} plan;
+
+static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* Rows of the weight in multiples of 16: kernels work on 16 rows at once. */
+static plan plan_matmul(const rf_unit *u, int64_t rows, int n_threads)
+{
+    int64_t size = TASK_BYTES / u->row_bytes, by_work = TASK_PRODUCTS / (u->n_cols * rows);
+    int64_t fair = u->n_rows / (n_threads * TASKS_PER_THREAD);
+    size = size < by_work ? size : by_work;
+    size = size < fair ? size : fair;
+    size = size < 16 ? 16 : size / 16 * 16;
+    int64_t n = divide_up(u->n_rows, size);
+    return (plan){n, size, n > 1 && u->n_rows * u->n_cols * rows >= MIN_PARALLEL_FLOATS};
+}
+
+/* A task is a token and some of the query heads that share a key/value head. */
+static plan plan_attend(const rf_run *run, const rf_unit *u, int n_threads)
+{
+    int64_t shared = u->heads / u->kv_heads, size = shared < RF_ATTEND_HEADS ? shared : RF_ATTEND_HEADS;
+    while (size > 1 && run->n_tokens * u->kv_heads * divide_up(shared, size) < 2 * n_threads)
+        size = divide_up(size, 2);
+    int64_t seen = 0;
+    for (int64_t t = 0; t < run->n_tokens; t++)
+        seen += u->window && run->positions[t] >= u->window ? u->window : run->positions[t] + 1;
+    int64_t n = run->n_tokens * u->kv_heads * divide_up(shared, size);
+    return (plan){n, size, seen * u->heads * (u->key_width + u->value_width) >= MIN_PARALLEL_SCORES};
+}
+
+static plan plan_unit(const rf_run *run, const rf_unit *u, int n_threads)
+{
+    int64_t rows = u->wanted ? run->n_wanted : run->n_tokens;
+    if (rows == 0)
+        return (plan){0, 1, 0};
+    if (u->kind == RF_MATMUL)
+        return plan_matmul(u, rows, n_threads);
+    if (u->kind == RF_ATTEND)
+        return plan_attend(run, u, n_threads);
+    int64_t size = divide_up(rows, n_threads * 4), width = run->values[u->out < 0 ? u->a : u->out].width;
+    return (plan){divide_up(rows, size), size, rows > 1 && rows * width >= MIN_PARALLEL_FLOATS};
+}
+
+static int do_matmul(const rf_table *table, const rf_run *run, const rf_unit *u, int64_t row, int64_t n_rows)
+{
+    int64_t n_acts = u->wanted ? run->n_wanted : run->n_tokens, stride = run->values[u->out].stride;
+    float *out = rf_row(run, u->out, 0) + row;
+    ramforge_matmul_fn matmul = u->matmul ? u->matmul : table->matmul_f32;
+    int result = matmul(u->weight + row * u->row_bytes, u->row_bytes, n_rows, u->n_cols,
+                        (const uint8_t *)rf_row(run, u->a, 0), u->act_bytes, n_acts, out, stride);
+    if (u->bias)
+        for (int64_t a = 0; a < n_acts; a++)
+            for (int64_t r = 0; r < n_rows; r++)
+                out[a * stride + r] += u->bias[row + r];
+    return result;
+}
+
+static int do_embed(const rf_run *run, const rf_unit *u, int64_t first, int64_t last)
+{
+    int result = 0;
+    for (int64_t t = first; t < last; t++) {
+        const uint8_t *row = u->weight + run->tokens[t] * u->row_bytes;
+        if (u->decode)
+            result |= u->decode(row, u->row_blocks, rf_row(run, u->out, t));
+        else
+            memcpy(rf_row(run, u->out, t), row, (size_t)u->row_bytes);
+    }
+    return result;
+}
+
+static int do_attend(const rf_table *table, const rf_run *run, const rf_unit *u, int64_t task, int64_t size,
+                     float *scratch)
+{
+    int64_t shared = u->heads / u->kv_heads, parts = divide_up(shared, size);
+    int64_t t = run->n_tokens - 1 - task / (u->kv_heads * parts); /* late tokens see most: they come first */
+    int64_t group = task / parts % u->kv_heads, head = task % parts * size;
+    int64_t n = shared - head < size ? shared - head : size;
+    table->attend(run, u, t, group, group * shared + head, n, scratch);
+    return 0;
+}
+
+/* Returns 0, or what a foreign kernel returned. */
+static int do_task(const rf_table *table, const rf_run *run, const rf_unit *u, const plan *p, int64_t task,
+                   float *scratch)
+{
+    if (u->kind == RF_ATTEND)
+        return do_attend(table, run, u, task, p->size, scratch);
+    int64_t rows = u->kind == RF_MATMUL ? u->n_rows : u->wanted ? run->n_wanted : run->n_tokens;
+    int64_t first = task * p->size, last = first + p->size < rows ? first + p->size : rows;
+    if (u->kind == RF_MATMUL)
+        return do_matmul(table, run, u, first, last - first);
+    if (u->kind == RF_EMBED)
+        return do_embed(run, u, first, last);
+    table->rows[u->kind](run, u, first, last, scratch);
+    return 0;
+}
+
+/* Take tasks of unit i until there are none, the stop flag is up or a kernel has failed. */
+static void do_tasks(rf_pool *pool, int64_t i, const plan *p, float *scratch)
+{
+    rf_run *run = pool->run;
+    for (;;) {
+        if (__atomic_load_n(&run->flags[0], __ATOMIC_RELAXED) || atomic_load_explicit(&pool->failed, memory_order_relaxed))
+            return;
+        int64_t task = p->parallel ? __atomic_fetch_add(&run->next_task[i], 1, __ATOMIC_RELAXED) : run->next_task[i]++;
+        if (task >= p->n)
+            return;
+        if (do_task(pool->table, run, &run->units[i], p, task, scratch))
+            atomic_store(&pool->failed, (int)i + 1);
+    }
+}
+
+void rf_walk(rf_pool *pool, int thread)
+{
+    rf_run *run = pool->run;
+    float *scratch = run->scratch + thread * run->scratch_floats;
+    enum { NONE, SERIAL, PARALLEL } since = NONE; /* units done since the last barrier */
+    int skipped = 0; /* a sync between units of thread 0 needed no barrier, but the next shared unit does */
+    int32_t steps = 0;
+    for (int64_t i = run->first; i < run->last; i++) {
+        plan p = plan_unit(run, &run->units[i], pool->n_threads);
+        p.parallel = p.parallel && pool->n_threads > 1;
+        int needed = run->units[i].sync || (skipped && p.parallel);
+        if (needed && (since == PARALLEL || (since == SERIAL && p.parallel))) {
+            rf_barrier(pool);
+            if (pool->stopping)
+                return;
+            since = NONE;
+            skipped = 0;
+        } else if (needed && since == SERIAL)
+            skipped = 1;
+        if (thread == 0 && since != PARALLEL) /* all before this one is done */
+            __atomic_store_n(&run->flags[1], steps, __ATOMIC_RELAXED);
+        if (p.parallel || thread == 0)
+            do_tasks(pool, i, &p, scratch);
+        if (p.n)
+            since = p.parallel || since == PARALLEL ? PARALLEL : SERIAL;
+        steps += run->units[i].ends_step;
+    }
+}

@@ -1,0 +1,288 @@
+"""A compiled graph: fills the tables that the C part walks through, and calls it. See ``csrc/api.h`` for the tables."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from ramforge_backend_cpu.machine import native
+from ramforge_backend_cpu.units import LOGITS_SLOT, Unit, UnitList, build_units, packed_bytes
+from ramforge_core.backend import Batch, Control, Limits, Program, Step, WeightSpec
+from ramforge_core.errors import BackendError, Interrupted, OutOfMemoryError, ParameterError, ShapeError
+from ramforge_core.graph import Attention, Embed, Graph, Linear, Norm, Rope, Scale, Slice, Softcap, op_weights
+from ramforge_core.kv import CHUNK_POSITIONS, KVCache, aligned_empty
+from ramforge_core.quant import KERNEL_ABI, KernelFunctions, Packing
+from ramforge_core.rope import rope_frequencies
+
+log = logging.getLogger(__name__)
+
+_DECODE_VALUES = 1 << 20
+"""Weights without kernels are decoded in slabs of about this many values."""
+
+
+@define(eq=False)
+class CpuProgram(Program):
+    graph: Graph
+    specs: dict[str, WeightSpec]
+    limits: Limits
+    isa: str
+    threads: int
+    steps: Sequence[Step] = field(init=False)
+    _kernels: dict[str, tuple[Packing, KernelFunctions | None]] = field(init=False, repr=False)
+    """By matrix; None: decoded to float32 when bound."""
+    _list: UnitList = field(init=False, repr=False)
+    _first_unit: list[int] = field(init=False, repr=False)
+    """By step, and the number of units past the end."""
+    _run: Any = field(init=False, repr=False)
+    _units: Any = field(init=False, repr=False)
+    _pool: Any = field(init=False, repr=False)
+    _alive: dict[str, Any] = field(factory=dict, init=False, repr=False)
+    """Whatever the tables point to."""
+    _bound: dict[str, NDArray[Any]] = field(factory=dict, init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        stages = [(stage, op) for stage in self.graph.stages for op in stage.ops]
+        self.steps = [Step(stage.name, i, op_weights(op)) for i, (stage, op) in enumerate(stages)]
+        matrices = [op.weight for _, op in stages if isinstance(op, (Linear, Embed))]
+        self._kernels = {name: self._pick(name) for name in dict.fromkeys(matrices)}
+        self._list = build_units(self.graph, {name: packing for name, (packing, _) in self._kernels.items()})
+        starts = [u.step for u in self._list.units]
+        self._first_unit = [starts.index(i) for i in range(len(self.steps))] + [len(starts)]
+        self._allocate()
+        self._fill_tables()
+
+    def _pick(self, name: str) -> tuple[Packing, KernelFunctions | None]:
+        quant = self.specs[name].format
+        kernels = quant.kernels
+        if kernels is None:
+            log.warning("format %s of %s has no kernels: it is decoded to float32", quant.name, name)
+            return "f32", None
+        if kernels.abi != KERNEL_ABI:
+            raise BackendError(
+                f"the kernels of format {quant.name} have ABI {kernels.abi}, but {KERNEL_ABI} is needed; "
+                "update the package that brings them"
+            )
+        return kernels.packing, kernels.pick(self.isa)[1]
+
+    @property
+    def _scratch_floats(self) -> int:
+        """Of one thread: attention's scores, or the cos and sin of a token."""
+        lib = native().lib
+        floats = 64
+        for op in self.graph.ops:
+            if isinstance(op, Attention):
+                floats = max(floats, lib.rf_attend_scratch(self.limits.max_context, op.key_width, op.value_width))
+            elif isinstance(op, Rope):
+                floats = max(floats, op.rotary_width + 32)
+        return int(-(-floats // 16) * 16)
+
+    def workspace_bytes(self, n_tokens: int) -> int:
+        decoded = sum(4 * int(np.prod(self.specs[n].shape)) for n, (_, k) in self._kernels.items() if k is None)
+        vectors = sum(4 * self.specs[n].shape[0] for n in self._vector_names())
+        tables = len(self._list.units) * 400 + len(self._list.places) * 32
+        values = 4 * n_tokens * self._list.floats_per_token
+        return decoded + vectors + tables + values + 4 * self.threads * self._scratch_floats
+
+    def _vector_names(self) -> set[str]:
+        return {name for op in self.graph.ops for name in op_weights(op)} - set(self._kernels)
+
+    def _allocate(self) -> None:
+        n = self.limits.max_tokens
+        try:
+            self._alive["workspace"] = aligned_empty(4 * n * self._list.floats_per_token)
+            self._alive["scratch"] = aligned_empty(4 * self.threads * self._scratch_floats)
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                f"no memory for the workspace of {self.workspace_bytes(n)} bytes; allow fewer tokens in a pass ({n}), "
+                f"a shorter context ({self.limits.max_context}) or fewer threads ({self.threads})"
+            ) from error
+        lib, ffi = native().lib, native().ffi
+        number = [ffi.string(lib.rf_isa_name(i)).decode() for i in range(3) if lib.rf_isa_name(i)].index(self.isa)
+        pool = lib.rf_pool_new(self.threads, number)
+        if pool == ffi.NULL:
+            raise BackendError(f"cannot start {self.threads} threads; ask for fewer with --threads")
+        self._pool = ffi.gc(pool, lib.rf_pool_free)
+
+    # -- tables -----------------------------------------------------------------------------------------------------
+
+    def _fill_tables(self) -> None:
+        ffi = native().ffi
+        places = {place: i for i, place in enumerate(self._list.places)}
+        values = ffi.new("rf_value[]", len(places))
+        for place, i in places.items():
+            values[i].slot, values[i].stride, values[i].width = place.slot, place.stride, place.width
+        self._units = ffi.new("rf_unit[]", len(self._list.units))
+        for i, unit in enumerate(self._list.units):
+            row = self._units[i]
+            row.kind = getattr(native().lib, f"RF_{unit.kind}")
+            row.sync = unit.sync
+            row.ends_step = i + 1 == self._first_unit[unit.step + 1]
+            row.wanted = unit.wanted
+            row.out, row.a, row.b = (
+                -1 if place is None else places[place] for place in (unit.out, *unit.inputs, None, None)[:3]
+            )
+            self._fill_unit(row, unit)
+        run = self._run = ffi.new("rf_run *")
+        next_task = ffi.new("int64_t[]", len(self._list.units))
+        self._alive.update(values=values, next_task=next_task)
+        run.units, run.values, run.next_task = self._units, values, next_task
+        run.workspace = ffi.cast("float *", self._alive["workspace"].ctypes.data)
+        run.scratch = ffi.cast("float *", self._alive["scratch"].ctypes.data)
+        run.scratch_floats = self._scratch_floats
+        run.chunk_positions = CHUNK_POSITIONS
+        run.kv_f16 = self.limits.kv_layout.type == "f16"
+
+    def _fill_unit(self, row: Any, unit: Unit) -> None:
+        """The numbers of an op; pointers to weights are filled in by `bind`."""
+        op = unit.op
+        if isinstance(op, (Linear, Embed)):
+            spec = self.specs[op.weight]
+            packing, functions = self._kernels[op.weight]
+            row.n_rows, row.n_cols = spec.shape
+            row.row_bytes = 4 * spec.shape[1] if functions is None else spec.row_bytes
+            row.row_blocks = spec.shape[1] // spec.format.block_values
+            row.act_bytes = unit.inputs[0].stride * 4 if unit.inputs else 0
+            if functions is not None:
+                row.decode, row.matmul = functions.decode, functions.matmul
+        elif isinstance(op, Norm):
+            row.number, row.vector_width = op.eps, op.group
+        elif isinstance(op, Slice):
+            row.start = op.start
+        elif isinstance(op, Scale):
+            row.number = op.factor
+        elif isinstance(op, Softcap):
+            row.number = op.cap
+        elif isinstance(op, Rope):
+            row.head_width, row.vector_width = op.head_width, op.rotary_width // 2
+            if op.factors is None:
+                self._set_frequencies(row, op)
+        elif isinstance(op, Attention):
+            row.number, row.softcap, row.window = op.scale, op.softcap or 0, op.window or 0
+            row.heads, row.kv_heads = op.heads, op.kv_heads
+            row.key_width, row.value_width = op.key_width, op.value_width
+            row.key_offset, row.value_offset = self.limits.kv_layout.offsets()[op.layer]
+
+    # -- weights ----------------------------------------------------------------------------------------------------
+
+    def bind(self, weights: Mapping[str, NDArray[np.uint8]]) -> None:
+        for name, data in weights.items():
+            spec = self.specs[name]
+            if data.shape != (spec.nbytes,) or data.dtype != np.uint8 or not data.flags.c_contiguous:
+                raise ShapeError(
+                    f"weight {name!r}: expected contiguous uint8 ({spec.nbytes},) for shape {spec.shape} in "
+                    f"{spec.format.name}, got {data.dtype} {data.shape}"
+                )
+            keep = name in self._kernels and self._kernels[name][1] is not None
+            self._bound[name] = data if keep else _decoded(spec, data)
+        for i, unit in enumerate(self._list.units):
+            if unit.op is not None and any(name in weights for name in op_weights(unit.op)):
+                self._point(self._units[i], unit)
+
+    def _point(self, row: Any, unit: Unit) -> None:
+        """Let a unit point to those of its weights that are bound."""
+        op = unit.op
+        if isinstance(op, (Linear, Embed)):
+            row.weight = self._pointer("uint8_t *", op.weight)
+        if isinstance(op, (Linear, Norm)):
+            row.bias = self._pointer("float *", op.bias)
+        if isinstance(op, Norm):
+            row.vector = self._pointer("float *", op.weight)
+        if isinstance(op, Attention):
+            row.vector = self._pointer("float *", op.sinks)
+        if isinstance(op, Rope) and op.factors is not None:
+            self._set_frequencies(row, op)
+
+    def _pointer(self, kind: str, name: str | None) -> Any:
+        ffi = native().ffi
+        return ffi.cast(kind, self._bound[name].ctypes.data) if name in self._bound else ffi.NULL
+
+    def _set_frequencies(self, row: Any, op: Rope) -> None:
+        factors = None if op.factors is None else self._bound[op.factors]
+        frequencies, magnitude = rope_frequencies(op, factors)
+        self._alive[f"frequencies of {op.out.name}"] = frequencies
+        row.vector = native().ffi.cast("float *", frequencies.ctypes.data)
+        row.number = magnitude
+
+    # -- running ----------------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        batch: Batch,
+        caches: Sequence[KVCache],
+        logits: NDArray[np.float32],
+        control: Control,
+        steps: range | None = None,
+    ) -> None:
+        steps = range(len(self.steps)) if steps is None else steps
+        self._check(batch, caches, logits, steps)
+        ffi, run = native().ffi, self._run
+        run.first, run.last = self._first_unit[steps.start], self._first_unit[steps.stop]
+        ffi.memmove(run.next_task, bytes(8 * len(self._list.units)), 8 * len(self._list.units))
+        wanted = np.flatnonzero(batch.wanted)
+        addresses = [chunk.ctypes.data for cache in caches for chunk in cache.chunks]
+        chunks = np.array(addresses, np.uintp)
+        first_chunk = np.cumsum([0] + [len(cache.chunks) for cache in caches])
+        run.n_tokens, run.n_wanted = len(batch.tokens), len(wanted)
+        run.tokens = ffi.from_buffer("int32_t[]", batch.tokens)
+        run.positions = ffi.from_buffer("int32_t[]", batch.positions)
+        run.sequences = ffi.from_buffer("int32_t[]", batch.sequences)
+        run.wanted = ffi.from_buffer("int64_t[]", wanted)
+        run.chunks = ffi.cast("uint8_t **", chunks.ctypes.data)
+        run.first_chunk = ffi.from_buffer("int64_t[]", first_chunk)
+        run.logits = ffi.cast("float *", logits.ctypes.data)
+        run.flags = ffi.from_buffer("int32_t[]", control.flags, require_writable=True)
+        result = native().lib.rf_pool_run(self._pool, run)
+        if result == native().lib.RF_STOPPED:
+            raise Interrupted("the pass was stopped")
+        if result < 0:
+            unit = self._list.units[-1 - result]
+            raise BackendError(f"a kernel refused its arguments in step {unit.step}, op {unit.op}")
+
+    def _check(
+        self, batch: Batch, caches: Sequence[KVCache], logits: NDArray[np.float32], steps: range
+    ) -> None:
+        """C trusts its arguments, so nothing that is out of range may pass."""
+        n, n_wanted = len(batch.tokens), int(batch.wanted.sum())
+        arrays = (batch.tokens, batch.positions, batch.sequences)
+        if any(a.dtype != np.int32 or a.shape != (n,) or not a.flags.c_contiguous for a in arrays):
+            raise ShapeError("tokens, positions and sequences must be contiguous int32 arrays of one length")
+        if n == 0 or n > self.limits.max_tokens or n_wanted > self.limits.max_wanted:
+            raise ParameterError(
+                f"a batch of {n} tokens, {n_wanted} of them wanted; expected 1 to {self.limits.max_tokens} tokens, "
+                f"at most {self.limits.max_wanted} wanted"
+            )
+        if logits.dtype != np.float32 or logits.shape != (n_wanted, self.graph.logits.width):
+            raise ShapeError(
+                f"logits are {logits.dtype} {logits.shape}, expected float32 ({n_wanted}, {self.graph.logits.width})"
+            )
+        if not logits.flags.c_contiguous or not logits.flags.writeable:
+            raise ShapeError("logits must be contiguous and writable")
+        vocab = min((self.specs[op.weight].shape[0] for op in self.graph.ops if isinstance(op, Embed)), default=1)
+        capacity = np.array([cache.capacity for cache in caches])
+        if batch.tokens.min() < 0 or batch.tokens.max() >= vocab:
+            raise ParameterError(f"tokens must be 0 to {vocab - 1}")
+        if batch.sequences.min() < 0 or batch.sequences.max() >= len(caches):
+            raise ParameterError(f"sequences must be 0 to {len(caches) - 1}")
+        end = min(self.limits.max_context, int(capacity.max(initial=0)))
+        if batch.positions.min() < 0 or (batch.positions >= np.minimum(capacity[batch.sequences], end)).any():
+            raise ParameterError(f"positions must be 0 to {end - 1}, and inside the capacity of their cache")
+        if any(cache.layout != self.limits.kv_layout for cache in caches):
+            raise ShapeError("a KV cache has another layout than the program was compiled for")
+        if missing := [w for step in self.steps[steps.start : steps.stop] for w in step.weights if w not in self._bound]:
+            raise ParameterError(f"weight {missing[0]!r} is not bound")
+
+
+def _decoded(spec: WeightSpec, data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The weight as float32, decoded in slabs of rows."""
+    rows = spec.shape[0] if len(spec.shape) == 2 else 1
+    out = aligned_empty(4 * rows * spec.shape[-1]).view(np.float32).reshape(rows, spec.shape[-1])
+    slab = max(1, _DECODE_VALUES // spec.shape[-1])
+    packed = data.reshape(rows, spec.row_bytes)
+    for r in range(0, rows, slab):
+        out[r : r + slab] = spec.format.decode_rows(packed[r : r + slab].reshape(-1), spec.shape[-1])
+    return out.reshape(spec.shape)

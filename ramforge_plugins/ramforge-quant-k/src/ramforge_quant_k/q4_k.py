@@ -1,0 +1,27 @@
+"""Q4_K: 256 values in 144 bytes, 6-bit scales and minima of 8 groups, 4-bit steps."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramforge_core.quant import QuantFormat, QuantKernels, cffi_kernels
+from ramforge_quant_k._fields import half, runs, scales_and_minima
+
+
+class Q4_K(QuantFormat):
+    """Bytes: d f16, dmin f16, scales and minima 12, q 128. value = d * scale * q - dmin * min."""
+
+    name = "q4_k"
+    ggml_type = 12
+    block_values = 256
+    block_bytes = 144
+
+    def decode(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+        q = runs(blocks[:, 16:], 4, 32).reshape(-1, 8, 32).astype(np.float32)
+        scale, minimum = scales_and_minima(blocks[:, 4:16])
+        return (half(blocks, 0) * scale * q - half(blocks, 2) * minimum).reshape(-1, 256)
+
+    @property
+    def kernels(self) -> QuantKernels | None:
+        return cffi_kernels("ramforge_quant_k._kernels", self.name, "q8_256")

@@ -1,0 +1,26 @@
+"""Q5_0: 32 values in 22 bytes, a scale and 5-bit steps around zero."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ramforge_core.quant import QuantFormat, QuantKernels, cffi_kernels
+from ramforge_quant_legacy._fields import fifth_bits, half, nibbles
+
+
+class Q5_0(QuantFormat):
+    """Bytes: d f16, fifth bits u32, nibbles 16. value = d * (q - 16)."""
+
+    name = "q5_0"
+    ggml_type = 6
+    block_values = 32
+    block_bytes = 22
+
+    def decode(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
+        q = (nibbles(blocks[:, 6:]) | fifth_bits(blocks[:, 2:6])).astype(np.int8) - np.int8(16)
+        return half(blocks, 0) * q.astype(np.float32)
+
+    @property
+    def kernels(self) -> QuantKernels | None:
+        return cffi_kernels("ramforge_quant_legacy._kernels", self.name, "q8_32")
