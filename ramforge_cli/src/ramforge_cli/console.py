@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -32,13 +33,10 @@ def describe(error: BaseException) -> str:
 
 
 def say(text: str) -> None:
-    """One line to stderr; a closed or missing stderr is nobody's fault."""
+    """One line to stderr; a stderr that takes nothing any more is no reason to fail."""
     clear_progress()
-    if sys.stderr is not None:
-        try:
-            print(text, file=sys.stderr, flush=True)
-        except (OSError, ValueError):
-            return
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class _Handler(logging.Handler):
@@ -92,7 +90,7 @@ class Progress:
     def __init__(self, what: str, count: Callable[[float], str] = byte_size) -> None:
         self._what = what
         self._count = count
-        self._active = sys.stderr is not None and sys.stderr.isatty()
+        self._active = sys.stderr.isatty()
         self._began = time.monotonic()
         self._first: float | None = None
         self._next = self._began + _APPEAR_S
@@ -117,7 +115,7 @@ class Progress:
 
     def _draw(self, text: str) -> None:
         try:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
         except (OSError, ValueError):
             width = 80
         text = text[: width - 1]

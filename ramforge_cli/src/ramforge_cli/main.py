@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -121,9 +124,9 @@ def cli(ctx: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
-    with logging_to_stderr() as logger:
+    _prepare_streams()
+    with logging_to_stderr() as logger, _tidy_end():
         state = State(logger)
-        _prepare_streams()
         try:
             result = cli.main(arguments, prog_name="ramforge", standalone_mode=False, obj=state)
         except SystemExit:
@@ -138,8 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _end(error: BaseException, state: State) -> int:
     """Say what went wrong, in one line unless --debug asks for more."""
     code = exit_code_of(error)
-    if isinstance(error, BrokenPipeError):
+    try:
+        sys.stdout.flush()
+    except OSError:
         _silence_stdout()
+    if isinstance(error, BrokenPipeError):
         return code
     if state.debug and not isinstance(error, click.ClickException):
         say("".join(traceback.format_exception(error)).rstrip())
@@ -160,14 +166,37 @@ def _end(error: BaseException, state: State) -> int:
 
 
 def _prepare_streams() -> None:
-    """A character that the terminal's encoding lacks is replaced; it is no reason to stop an answer."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
+    """A character that the terminal's encoding lacks is replaced, and closed streams (``>&-``) swallow all."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
+        elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
 
 
+@contextmanager
+def _tidy_end() -> Iterator[None]:
+    """Asked to end by a signal, leave every `with` block first: a download removes what it has half written."""
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    taken = []
+    if threading.current_thread() is threading.main_thread():
+        taken = [n for n in numbers if signal.getsignal(n) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _silence_stdout() -> None:
-    """Python flushes stdout once more at exit, which would complain about the closed pipe again."""
+    """Python flushes stdout once more at exit, which would complain again about a closed pipe or a full disk."""
     try:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())

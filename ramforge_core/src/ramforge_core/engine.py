@@ -23,8 +23,8 @@ from ramforge_core.weights import DataSource, load_weights
 PREFILL_TOKENS = 512
 """Most tokens of one pass; longer prompts go through the weights once per this many."""
 
-WANTED_ROWS = 32
-"""Most tokens of one pass whose logits are wanted: bounds the one logits buffer."""
+LOGITS_BYTES = 32 << 20
+"""Bound of the one logits buffer, which holds at least one row. Rows that nobody wants are never touched."""
 
 DEFAULT_CONTEXT = 4096
 """Positions a context holds unless asked for: a KV cache of the trained length can be larger than the model."""
@@ -105,8 +105,9 @@ class Engine:
         self._check(tokens, 0)
         out = np.empty((len(tokens), self._logits.shape[1]), np.float32)
         cache = self.cache()
-        for at in range(0, len(tokens), WANTED_ROWS):
-            chunk = tokens[at : at + WANTED_ROWS]
+        rows = len(self._logits)
+        for at in range(0, len(tokens), rows):
+            chunk = tokens[at : at + rows]
             out[at : at + len(chunk)] = self.run(chunk, at, cache, [True] * len(chunk))
         return out
 
@@ -155,9 +156,11 @@ def load_engine(
         raise ParameterError(f"threads is {threads}, expected at least 1, or 0 for the default")
     context = context or min(DEFAULT_CONTEXT, trained)
     layout = KVLayout.of(model.graph.attentions, kv_type)
-    limits = Limits(min(PREFILL_TOKENS, context), min(WANTED_ROWS, context), context, layout, threads)
+    vocab = model.graph.logits.width
+    max_tokens = min(PREFILL_TOKENS, context)
+    max_wanted = max(1, min(max_tokens, LOGITS_BYTES // (4 * vocab)))
+    limits = Limits(max_tokens, max_wanted, context, layout, threads)
     program = backend.compile(model.graph, model.weights, limits)
     with DataSource(model.gguf) as source:
         program.bind(load_weights(model, source, progress))
-    vocab = model.graph.logits.width
-    return Engine(model, program, layout, context, np.empty((limits.max_wanted, vocab), np.float32))
+    return Engine(model, program, layout, context, np.empty((max_wanted, vocab), np.float32))

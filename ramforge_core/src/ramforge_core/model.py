@@ -6,15 +6,17 @@ Everything is checked here, before a byte of a weight is read.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
 from ramforge_core.architecture import Architecture, TensorSpec
 from ramforge_core.backend import WeightSpec
-from ramforge_core.errors import TensorError, UnsupportedError
+from ramforge_core.errors import TensorError, UnknownPluginError, UnsupportedError
+from ramforge_core.gguf import GGML_TYPES, type_label
 from ramforge_core.graph import Graph, GraphBuilder
+from ramforge_core.plugins import package_for
 
 if TYPE_CHECKING:
     from ramforge_core.gguf import GGUF, TensorInfo
@@ -40,11 +42,7 @@ def read_model(gguf: GGUF, registry: Registry) -> Model:
     """
     architecture = registry.architecture(gguf.metadata.text("general.architecture"))
     if not architecture.runnable:
-        runs = ", ".join(sorted(key for key, a in registry.architectures().items() if a.runnable))
-        raise UnsupportedError(
-            f"architecture {architecture.key!r} cannot run yet: its files can be inspected and planned only "
-            f"(ramforge inspect, ramforge support). Architectures that run: {runs}"
-        )
+        raise UnsupportedError(cannot_run(architecture.key, registry))
     config = architecture.config(gguf.metadata)
     used = check_tensors(gguf.tensors, architecture.key, architecture.tensors(config))
     weights = _weights(used, registry)
@@ -92,15 +90,37 @@ def _weights(used: Mapping[str, TensorInfo], registry: Registry) -> dict[str, We
     for ggml_type, names in by_type.items():
         try:
             formats[ggml_type] = registry.quant_format(ggml_type)
-        except UnsupportedError:
-            unsupported.append(f"type {ggml_type} ({used[names[0]].type_name}) of {_names(names)}")
+        except UnknownPluginError:
+            unsupported.append(unsupported_type(ggml_type, names, registry))
     if unsupported:
-        known = ", ".join(sorted(registry.quant_formats()))
-        raise UnsupportedError(f"unsupported tensor {'; '.join(unsupported)}. Supported: {known}")
+        raise UnsupportedError("; ".join(unsupported))
     return {name: WeightSpec(name, info.shape, formats[info.ggml_type]) for name, info in used.items()}
 
 
-def _names(names: Iterable[str], show: int = 3) -> str:
-    names = list(names)
+def cannot_run(key: str, registry: Registry) -> str:
+    """The sentence on an architecture that is declared only."""
+    runs = ", ".join(sorted(k for k, a in registry.architectures().items() if a.runnable)) or "none"
+    return (
+        f"architecture {key!r} cannot run yet; its files can be inspected and planned only (ramforge inspect, "
+        f"ramforge support). Architectures that run: {runs}"
+    )
+
+
+def unsupported_type(ggml_type: int, names: Sequence[str], registry: Registry) -> str:
+    """The sentence on a tensor type that no plugin decodes: which, in which tensors, what is supported instead."""
+    formats = registry.quant_formats()
+    supported = ", ".join(sorted(formats, key=lambda key: formats[key].ggml_type)) or "none"
+    count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
+    known = GGML_TYPES.get(ggml_type)
+    label = f"type {ggml_type} ({known.name})" if known else type_label(ggml_type)
+    text = f"unsupported tensor {label} in {count} ({_shown(names)}); supported: {supported}"
+    return f"{text}; the package to try is {package_for('quants', known.name)}" if known else text
+
+
+def _names(names: Sequence[str]) -> str:
+    return f"tensor{'s' if len(names) > 1 else ''} {_shown([repr(n) for n in names])}"
+
+
+def _shown(names: Sequence[str], show: int = 3) -> str:
     more = f" and {len(names) - show} more" if len(names) > show else ""
-    return f"tensor{'s' if len(names) > 1 else ''} " + ", ".join(repr(n) for n in names[:show]) + more
+    return ", ".join(names[:show]) + more

@@ -135,8 +135,6 @@ class Registry:
             strict=is_strict(environ),
         )
 
-    # -------------------------------------------------------------- views
-
     def entries(self, kind: str) -> Mapping[str, tuple[PluginEntry, ...]]:
         """Read-only: key to the entry points that claim it; more than one is a conflict. Imports nothing."""
         return self._entries[kind]
@@ -157,8 +155,6 @@ class Registry:
             return self._resolve(kind, key)[0]
         except (UnknownPluginError, DuplicatePluginError, PluginLoadError):
             return None
-
-    # -------------------------------------------------------------- lookups
 
     def architecture(self, key: str) -> Architecture:
         """By ``general.architecture``. A runnable one replaces a declared one of the same key."""
@@ -246,8 +242,6 @@ class Registry:
             for entries in self._entries[kind].values():
                 for entry in entries:
                     self._complain(self._load(entry))
-
-    # -------------------------------------------------------------- inside
 
     def _load(self, entry: PluginEntry) -> Any:
         with self._lock:

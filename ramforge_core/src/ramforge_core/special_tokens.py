@@ -105,7 +105,9 @@ def _fence(text: str, barriers: Sequence[int]) -> bytearray:
     if not barriers:
         return bytearray()
     if not 0 <= min(barriers) <= max(barriers) <= len(text):
-        raise ParameterError(f"barriers must be offsets from 0 to {len(text)}, got {min(barriers)} to {max(barriers)}")
+        raise ParameterError(
+            f"barriers must be offsets from 0 to {len(text)}, got {min(barriers)} to {max(barriers)}"
+        )
     fence = bytearray(len(text) + 1)
     for barrier in barriers:
         fence[barrier] = 1

@@ -14,7 +14,8 @@ from attrs import asdict, frozen
 
 from ramforge_core.discovery import GROUPS, PluginEntry, PluginFailure, one_line
 from ramforge_core.errors import BackendError, MetadataError, PluginError, RamforgeError, UnknownPluginError
-from ramforge_core.plugins import package_for, unavailable
+from ramforge_core.model import cannot_run, check_tensors, read_model, unsupported_type
+from ramforge_core.plugins import unavailable
 
 if TYPE_CHECKING:
     from ramforge_core.architecture import Architecture
@@ -291,7 +292,7 @@ def model_support(gguf: GGUF, registry: Registry, *, build_tokenizer: bool = Fal
         reasons.append(gguf.incomplete)
     architecture, key, runs = _find_architecture(gguf, registry, reasons)
     formats, decodable = _find_formats(gguf, registry, reasons)
-    if not gguf.tensors:
+    if not gguf.tensors and not gguf.incomplete:
         reasons.append("it holds no tensors, only a vocabulary")
     elif architecture is not None and architecture.runnable and not gguf.incomplete:
         _check_model(gguf, registry, architecture, decodable, reasons)
@@ -314,10 +315,7 @@ def _find_architecture(
         reasons.append(str(error))
         return None, key, None
     if not architecture.runnable:
-        runs = ", ".join(sorted(k for k, a in registry.architectures().items() if a.runnable)) or "none"
-        reasons.append(
-            f"architecture {key!r} cannot run yet; ramforge inspect and plan work on it. Architectures that run: {runs}"
-        )
+        reasons.append(cannot_run(architecture.key, registry))
     return architecture, key, architecture.runnable
 
 
@@ -343,18 +341,6 @@ def _find_formats(gguf: GGUF, registry: Registry, reasons: list[str]) -> tuple[l
     return formats, all(f.supported for f in formats)
 
 
-def unsupported_type(ggml_type: int, names: Sequence[str], registry: Registry) -> str:
-    """The sentence on a tensor type that no plugin decodes: which, in which tensors, what is supported instead."""
-    from ramforge_core.gguf import GGML_TYPES
-
-    known = GGML_TYPES.get(ggml_type)
-    formats = registry.quant_formats()
-    supported = ", ".join(sorted(formats, key=lambda key: formats[key].ggml_type)) or "none"
-    what = f"{ggml_type} ({known.name})" if known else str(ggml_type)
-    text = f"unsupported tensor type {what} in {_count(names)}; supported: {supported}"
-    return f"{text}; the package to try is {package_for('quants', known.name)}" if known else text
-
-
 def _count(names: Sequence[str]) -> str:
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return f"{len(names)} tensor{'s' if len(names) > 1 else ''} ({shown})"
@@ -364,8 +350,6 @@ def _check_model(
     gguf: GGUF, registry: Registry, architecture: Architecture, decodable: bool, reasons: list[str]
 ) -> None:
     """Settings, tensors and graph, as a run would check them."""
-    from ramforge_core.model import check_tensors, read_model
-
     try:
         if decodable:
             read_model(gguf, registry)

@@ -173,7 +173,9 @@ def _token_flags(metadata: Metadata, n: int) -> NDArray[np.uint8]:
         return np.full(n, NORMAL, np.uint8)
     types = metadata.numbers_array(key)
     if types.dtype.kind not in "iu":
-        raise MetadataError(f"metadata key {key!r} must be an array of integers, but holds {types.dtype.name}")
+        raise MetadataError(
+            f"metadata key {key!r} must be an array of integers, but holds {types.dtype.name}"
+        )
     if len(types) < n:
         raise MetadataError(f"metadata key {key!r} has {len(types)} items for {n} tokens")
     known = np.where((types[:n] > 0) & (types[:n] < N_TOKEN_TYPES), types[:n], 0).astype(np.uint8)
@@ -185,7 +187,9 @@ def _special_id(metadata: Metadata, key: str, n: int, default: int | None) -> in
     if token is None:
         return default if default is not None and default < n else None
     if not 0 <= token < n:
-        raise MetadataError(f"metadata key {key!r} is {token}, but the vocabulary has {n} tokens (0 to {n - 1})")
+        raise MetadataError(
+            f"metadata key {key!r} is {token}, but the vocabulary has {n} tokens (0 to {n - 1})"
+        )
     return token
 
 

@@ -1,6 +1,6 @@
 """Write ``unicode_classes.h``: the classes of all code points, as runs. Needs the package unicodedata2.
 
-    python tools/make_unicode_classes.py > src/ramforge_tokenizer_bpe/unicode_classes.h
+python tools/make_unicode_classes.py > src/ramforge_tokenizer_bpe/unicode_classes.h
 """
 
 from __future__ import annotations
@@ -10,7 +10,19 @@ import unicodedata2
 CLASSES = {"L": 1, "N": 2, "P": 4, "S": 8, "M": 16}
 WHITESPACE = 32
 # The property White_Space, which the data file PropList.txt of Unicode lists and unicodedata does not tell.
-WHITE_SPACE = {*range(0x09, 0x0E), 0x20, 0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000}
+WHITE_SPACE = {
+    *range(0x09, 0x0E),
+    0x20,
+    0x85,
+    0xA0,
+    0x1680,
+    *range(0x2000, 0x200B),
+    0x2028,
+    0x2029,
+    0x202F,
+    0x205F,
+    0x3000,
+}
 PER_LINE = 11
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from array import array
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, overload
@@ -97,32 +98,24 @@ class StringTable:
             yield blob[start:end]
             start = end
 
-    def find(self, text: bytes) -> int | None:
-        """The first index that holds exactly this string, or None. Fast without a table of all strings."""
-        at = self.blob.find(text) if text else -1
-        while at >= 0:
-            index = int(np.searchsorted(self.offsets, at, "right")) - 1
-            if self.offsets[index] == at and self.offsets[index + 1] == at + len(text):
-                return index
-            at = self.blob.find(text, at + 1)
-        return None
-
     @classmethod
     def from_payload(cls, data: bytes, count: int) -> StringTable:
         """From strings as a file holds them, each behind its length as uint64."""
         unpack = _U64.unpack_from
         at = 0
-        begins = [0] * (count + 1)
+        begins = array("q", bytes(8 * (count + 1)))
         try:
             for i in range(count):
                 begins[i] = at
                 at += 8 + unpack(data, at)[0]
         except (struct.error, OverflowError) as error:
-            raise GGUFError(f"string {len(begins)} of {count} runs past the end of its array") from error
-        begins[count] = at
+            raise GGUFError(
+                f"string {i} of {count} runs past the end of its array ({len(data)} bytes)"
+            ) from error
         if at != len(data):
             raise GGUFError(f"{count} strings take {at} bytes, but their array has {len(data)}")
-        prefixes = np.array(begins, np.int64)
+        begins[count] = at
+        prefixes = np.frombuffer(begins, np.int64)
         keep = np.ones(len(data), np.bool_)
         for byte in range(8):
             keep[prefixes[:-1] + byte] = False
@@ -191,8 +184,8 @@ def _decode_arrays(data: bytes, at: int, count: int) -> tuple[list[Any], int]:
                 items.append(decode_text(data[at + 8 : end]))
                 at = end
         else:
-            array = np.frombuffer(data, types.NUMBER_DTYPES[element], length, at)
-            items, at = array.tolist(), at + array.nbytes
+            numbers = np.frombuffer(data, types.NUMBER_DTYPES[element], length, at)
+            items, at = numbers.tolist(), at + numbers.nbytes
         out.append(items)
     return out, at
 
@@ -283,28 +276,28 @@ class Metadata(Mapping[str, object]):
     @overload
     def integers(self, key: str, default: T) -> list[int] | T: ...
     def integers(self, key: str, default: Any = _MISSING) -> Any:
-        array = self._get(key, (MetadataArray,), "an array of integers", default)
-        if array is default:
-            return array
-        if array.count == 0:
+        found = self._get(key, (MetadataArray,), "an array of integers", default)
+        if found is default:
+            return found
+        if found.count == 0:
             return []
-        if "int" not in array.element_type:
-            raise self._error(key, "an array of integers", array)
-        return array.to_list()
+        if "int" not in found.element_type:
+            raise self._error(key, "an array of integers", found)
+        return found.to_list()
 
     def numbers_array(self, key: str) -> NDArray[Any]:
         """An array of numbers (n,), in the stored type."""
-        array: MetadataArray = self._get(key, (MetadataArray,), "an array of numbers", _MISSING)
-        if array.count == 0:
+        found: MetadataArray = self._get(key, (MetadataArray,), "an array of numbers", _MISSING)
+        if found.count == 0:
             return np.empty(0, np.float32)
-        if array.element_type == "bool":
-            raise self._error(key, "an array of numbers", array)
-        return array.to_numpy()
+        if found.element_type == "bool":
+            raise self._error(key, "an array of numbers", found)
+        return found.to_numpy()
 
     def strings(self, key: str) -> StringTable:
         """An array of strings, as raw bytes."""
-        array: MetadataArray = self._get(key, (MetadataArray,), "an array of strings", _MISSING)
-        return array.strings()
+        found: MetadataArray = self._get(key, (MetadataArray,), "an array of strings", _MISSING)
+        return found.strings()
 
 
 def describe(value: object) -> str:

@@ -13,7 +13,7 @@ from ramforge_core.gguf.metadata import Metadata
 from ramforge_core.gguf.shards import find_model
 
 
-@frozen
+@frozen(eq=False)
 class GGUF:
     """The header of a model.
 

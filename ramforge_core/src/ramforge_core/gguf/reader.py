@@ -37,7 +37,7 @@ _SCALAR_CODES = ("B", "b", "H", "h", "I", "i", "f", None, None, None, "Q", "q", 
 _SCALARS = tuple(struct.Struct(f"<{code}") if code else None for code in _SCALAR_CODES)
 
 
-@frozen
+@frozen(eq=False)
 class Header:
     """What one file says. ``incomplete`` tells what is missing of it, None if nothing is."""
 

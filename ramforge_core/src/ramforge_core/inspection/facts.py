@@ -57,7 +57,7 @@ class RopeFacts:
     dimensions: int | None
 
 
-@frozen
+@frozen(eq=False)
 class Inspection:
     """One model as its header describes it.
 
@@ -160,12 +160,14 @@ def value_facts(metadata: Metadata, key: str) -> Any:
     if not isinstance(value, MetadataArray):
         return _finite(value)
     if value.count <= LISTED_ITEMS and value.nbytes <= LISTED_TEXT_BYTES:
-        return [_finite(item) for item in value.to_list()]
+        return _finite(value.to_list())
     return {"array_of": value.element_type, "items": value.count}
 
 
 def _finite(value: object) -> object:
     """JSON has no NaN and no infinities; they become text."""
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

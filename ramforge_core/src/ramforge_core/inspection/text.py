@@ -97,7 +97,7 @@ def _quantization(shares: Iterable[TypeShare]) -> list[str]:
             f"{share.tensors} tensors",
             "unknown size" if share.nbytes is None else size(share.nbytes),
             "" if share.share is None else f"{share.share:.1%}",
-            "" if share.bits_per_weight is None else f"{share.bits_per_weight:.4g} bits per weight",
+            "" if share.bits_per_weight is None else f"{share.bits_per_weight:.6g} bits per weight",
         )
         for share in shares
     )

@@ -10,26 +10,9 @@ from attrs import frozen
 from ramforge_core.errors import GGUFError
 from ramforge_core.gguf import Metadata, MetadataArray, StringTable
 from ramforge_core.gguf.metadata import decode_text
+from ramforge_core.vocabulary import Vocabulary
 
 T = TypeVar("T")
-
-# Source: llama.cpp src/llama-vocab.cpp, tokens that end a generation whatever the file says of them.
-_ENDING_TEXTS = (
-    b"<|eot_id|>",
-    b"<|im_end|>",
-    b"<|end|>",
-    b"<|return|>",
-    b"<|call|>",
-    b"<end_of_turn>",
-    b"<|endoftext|>",
-    b"<|end_of_text|>",
-    b"<|eom_id|>",
-    b"<EOT>",
-    b"_<EOT>",
-    b"[EOT]",
-    b"<end_of_utterance>",
-)
-
 
 _SPECIAL = ("bos", "eos", "eot", "eom", "unknown", "seperator", "padding", "mask")
 """Names in ``tokenizer.ggml.<name>_token_id``; the misspelling is the format's own."""
@@ -99,18 +82,24 @@ def tokenizer_facts(ask: Asker) -> TokenizerFacts:
     pre = ask.text("tokenizer.ggml.pre")
     asked = {name: ask.integer(f"tokenizer.ggml.{name}_token_id") for name in _SPECIAL}
     special = {name: token for name, token in asked.items() if token is not None}
-    ends = {special[name] for name in ("eos", "eot", "eom") if name in special}
-    ends |= {token for token in map(tokens.find, _ENDING_TEXTS) if token is not None}
+    oddities = _oddities(ask, model, pre, len(tokens), special)
+    ends: frozenset[int] = frozenset()
+    if tokens:
+        try:
+            ends = Vocabulary.read(ask.metadata).end_of_generation
+        except GGUFError as error:
+            if not oddities and not ask.refused:  # else it has been said
+                oddities.append(str(error))
     return TokenizerFacts(
         model=model,
         pre=pre,
         tokens=len(tokens),
         merges=ask.length("tokenizer.ggml.merges"),
         special=special,
-        end_of_generation={t: decode_text(tokens[t]) for t in sorted(ends) if 0 <= t < len(tokens)},
+        end_of_generation={t: decode_text(tokens[t]) for t in sorted(ends)},
         add_bos=ask.flag("tokenizer.ggml.add_bos_token"),
         add_eos=ask.flag("tokenizer.ggml.add_eos_token"),
-        warnings=_oddities(ask, model, pre, len(tokens), special),
+        warnings=oddities,
     )
 
 

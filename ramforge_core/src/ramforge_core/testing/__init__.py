@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ramforge_core.testing.architecture import ArchitectureTests
     from ramforge_core.testing.backend import BackendTests
-    from ramforge_core.testing.fake_install import fake_install
     from ramforge_core.testing.gguf_writer import write_gguf
     from ramforge_core.testing.quant import QuantFormatTests
     from ramforge_core.testing.tokenizer import TokenizerTests
@@ -21,7 +20,6 @@ __all__ = [
     "BackendTests",
     "QuantFormatTests",
     "TokenizerTests",
-    "fake_install",
     "write_gguf",
 ]
 
@@ -30,7 +28,6 @@ _HOMES = {
     "BackendTests": "backend",
     "QuantFormatTests": "quant",
     "TokenizerTests": "tokenizer",
-    "fake_install": "fake_install",
     "write_gguf": "gguf_writer",
 }
 

@@ -7,7 +7,9 @@ import mmap
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,9 +63,15 @@ def machine_isas() -> frozenset[str]:
     return frozenset({"portable"} | {isa for isa, needs in _ISA_FLAGS.items() if needs <= flags})
 
 
+@cache
+def _ffi() -> tuple[Any, dict[str, Any]]:
+    ffi = pytest.importorskip("cffi").FFI()
+    return ffi, {t: ffi.typeof(t) for t in ("uint8_t *", "float *")}
+
+
 def _pointer(ctype: str, array: NDArray[np.generic]) -> object:
-    cffi = pytest.importorskip("cffi")
-    return cffi.FFI().cast(ctype, array.ctypes.data)
+    ffi, types = _ffi()
+    return ffi.cast(types[ctype], array.ctypes.data)
 
 
 def run_decode(functions: KernelFunctions, blocks: Bytes, block_values: int) -> NDArray[np.float32]:

@@ -16,9 +16,10 @@ def runs(packed: NDArray[np.uint8], bits: int, width: int) -> NDArray[np.uint8]:
 
     uint8 (n, bytes) to (n, bytes * 8 / bits).
     """
+    n, size = packed.shape
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    fields = packed.reshape(len(packed), -1, 1, width) >> shifts & np.uint8((1 << bits) - 1)
-    return fields.reshape(len(packed), packed.shape[1] * 8 // bits)
+    fields = packed.reshape(n, size // width, 1, width) >> shifts & np.uint8((1 << bits) - 1)
+    return fields.reshape(n, size * 8 // bits)
 
 
 def scales_and_minima(packed: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

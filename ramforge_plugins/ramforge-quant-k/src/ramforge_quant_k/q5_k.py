@@ -20,8 +20,8 @@ class Q5_K(QuantFormat):
     def decode(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
         q = runs(blocks[:, 48:], 4, 32) | runs(blocks[:, 16:48], 1, 32) << np.uint8(4)
         scale, minimum = scales_and_minima(blocks[:, 4:16])
-        steps = q.reshape(-1, 8, 32).astype(np.float32)
-        return (half(blocks, 0) * scale * steps - half(blocks, 2) * minimum).reshape(-1, 256)
+        steps = q.reshape(len(blocks), 8, 32).astype(np.float32)
+        return (half(blocks, 0) * scale * steps - half(blocks, 2) * minimum).reshape(len(blocks), 256)
 
     @property
     def kernels(self) -> QuantKernels | None:

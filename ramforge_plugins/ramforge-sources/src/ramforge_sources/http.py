@@ -104,8 +104,8 @@ class Hub:
         sha256 = linked_etag if re.fullmatch(r"[0-9a-f]{64}", linked_etag) else None
         size = linked_size or headers.get("Content-Length")
         etag = headers.get("ETag")
-        if "X-Linked-Etag" in headers or (etag is not None and etag.startswith("W/")):
-            etag = None  # the hub's own mark says nothing to the store that it redirects to
+        if etag is not None and etag.startswith("W/"):
+            etag = None  # weak: other bytes may have the same one
         return RemoteFile(url, label, int(size) if size and size.isdigit() else None, sha256, etag)
 
     def download(self, remote: RemoteFile, target: Path, progress: Callable[[int], None]) -> None:
@@ -170,6 +170,7 @@ class Hub:
             if "X-Linked-Size" not in error.headers:
                 # A plain server that redirects elsewhere: sizes and marks come with the GET.
                 return Message()
+            del error.headers["ETag"]  # that of the redirect, not of what it leads to
             return error.headers
 
     def _patiently(self, label: str, attempt: Callable[[], Any]) -> Any:

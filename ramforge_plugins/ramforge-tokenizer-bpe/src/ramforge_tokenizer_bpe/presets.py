@@ -62,9 +62,13 @@ def preset(metadata: Metadata) -> Preset:
     name = metadata.text(KEY, "")
     if name in ("", "default"):
         said = f"metadata key {KEY!r} is {name!r}" if name else f"the file has no metadata key {KEY!r}"
-        log.warning("%s: splitting text the default way, which may not be what the model was trained with", said)
+        log.warning(
+            "%s: splitting text the default way, which may not be what the model was trained with", said
+        )
         return DEFAULT
     if name not in PRESETS:
         known = ", ".join(sorted(PRESETS))
-        raise UnsupportedError(f"metadata key {KEY!r} names the pre-tokenizer {name!r}, which is not known; known: {known}")
+        raise UnsupportedError(
+            f"metadata key {KEY!r} names the pre-tokenizer {name!r}, which is not known; known: {known}"
+        )
     return PRESETS[name]

@@ -61,87 +61,73 @@ static inline void rf_index(const rf_strings *s, const uint8_t *wanted, int64_t 
 
 /* ---- merging ------------------------------------------------------------------------------------------------ */
 
-/* A chain of n symbols; all arrays (n). The pair of a symbol is the symbol and its right neighbour. */
+/* A chain of symbols; all arrays (capacity) but the heap. The pair of a symbol is the symbol and its right neighbour.
+ *
+ * The heap (4-ary: a cache line holds two sets of children) has an entry key << 32 | symbol for every pair that can be
+ * merged, and stale ones, which are passed over when they come up: those whose key the symbol no longer has. It starts
+ * with one entry a pair, and a merge takes one out and puts at most two in, so twice the symbols is room enough. */
 typedef struct {
+    uint64_t *heap; /* (2 * capacity) */
     int32_t *id;    /* token of the symbol, or -1 */
     int32_t *prev;  /* neighbours, or -1 */
     int32_t *next;
-    int32_t *key;   /* of the pair: the smallest is merged first, the leftmost of equal ones */
+    int32_t *key;   /* of the pair: the smallest is merged first, the leftmost of equal ones; -1 if it cannot be */
     int32_t *made;  /* token that the pair becomes */
-    int32_t *heap;  /* symbols whose pair can be merged, best first */
-    int32_t *place; /* of a symbol in the heap, or -1 */
-    int32_t size;   /* of the heap */
+    int64_t size;   /* of the heap */
 } rf_chain;
 
-#define RF_CHAIN_ARRAYS 7
+#define RF_CHAIN_ARRAYS 9 /* as many int32 are needed for each symbol of the capacity */
 
 /* Key of the pair (left, right) and the token it becomes, or -1 if it cannot be merged. */
 typedef int32_t (*rf_pair_fn)(const void *vocabulary, const rf_chain *c, int32_t left, int32_t right, int32_t *made);
 
+/* A chain in RF_CHAIN_ARRAYS * capacity int32, which are aligned for uint64. */
 static inline rf_chain rf_chain_at(int32_t *work, int64_t capacity)
 {
-    rf_chain c = {work, work + capacity, work + 2 * capacity, work + 3 * capacity, work + 4 * capacity,
-                  work + 5 * capacity, work + 6 * capacity, 0};
+    int32_t *arrays = work + 4 * capacity;
+    rf_chain c = {(uint64_t *)(void *)work, arrays,
+                  arrays + capacity,        arrays + 2 * capacity,
+                  arrays + 3 * capacity,    arrays + 4 * capacity,
+                  0};
     return c;
 }
 
-static inline int rf_before(const rf_chain *c, int32_t a, int32_t b)
+static inline void rf_push(rf_chain *c, uint64_t entry)
 {
-    return c->key[a] < c->key[b] || (c->key[a] == c->key[b] && a < b);
-}
-
-static inline void rf_put(rf_chain *c, int32_t place, int32_t symbol)
-{
-    c->heap[place] = symbol;
-    c->place[symbol] = place;
-}
-
-/* Move the symbol at this place of the heap to where its key belongs. */
-static inline void rf_settle(rf_chain *c, int32_t place)
-{
-    int32_t symbol = c->heap[place];
-    while (place > 0 && rf_before(c, symbol, c->heap[(place - 1) / 2])) {
-        rf_put(c, place, c->heap[(place - 1) / 2]);
-        place = (place - 1) / 2;
+    int64_t place = c->size++;
+    while (place > 0 && entry < c->heap[(place - 1) / 4]) {
+        c->heap[place] = c->heap[(place - 1) / 4];
+        place = (place - 1) / 4;
     }
-    for (int64_t child = 2 * (int64_t)place + 1; child < c->size; child = 2 * (int64_t)place + 1) {
-        if (child + 1 < c->size && rf_before(c, c->heap[child + 1], c->heap[child]))
-            child++;
-        if (!rf_before(c, c->heap[child], symbol))
+    c->heap[place] = entry;
+}
+
+static inline uint64_t rf_pop(rf_chain *c)
+{
+    uint64_t best = c->heap[0], entry = c->heap[--c->size];
+    int64_t place = 0;
+    for (int64_t child = 1; child < c->size; child = 4 * place + 1) {
+        int64_t end = child + 4 < c->size ? child + 4 : c->size;
+        for (int64_t other = child + 1; other < end; other++)
+            if (c->heap[other] < c->heap[child])
+                child = other;
+        if (c->heap[child] >= entry)
             break;
-        rf_put(c, place, c->heap[child]);
-        place = (int32_t)child;
+        c->heap[place] = c->heap[child];
+        place = child;
     }
-    rf_put(c, place, symbol);
-}
-
-static inline void rf_drop(rf_chain *c, int32_t symbol)
-{
-    int32_t place = c->place[symbol];
-    if (place < 0)
-        return;
-    c->place[symbol] = -1;
-    int32_t last = c->heap[--c->size];
-    if (last == symbol)
-        return;
-    rf_put(c, place, last);
-    rf_settle(c, place);
+    c->heap[place] = entry;
+    return best;
 }
 
 /* Look at the pair of this symbol again. */
 static inline void rf_refresh(rf_chain *c, int32_t symbol, rf_pair_fn pair, const void *vocabulary)
 {
-    int32_t key = -1;
+    c->key[symbol] = -1;
     if (c->next[symbol] >= 0)
-        key = pair(vocabulary, c, symbol, c->next[symbol], &c->made[symbol]);
-    if (key < 0) {
-        rf_drop(c, symbol);
-        return;
-    }
-    c->key[symbol] = key;
-    if (c->place[symbol] < 0)
-        rf_put(c, c->size++, symbol);
-    rf_settle(c, c->place[symbol]);
+        c->key[symbol] = pair(vocabulary, c, symbol, c->next[symbol], &c->made[symbol]);
+    if (c->key[symbol] >= 0)
+        rf_push(c, (uint64_t)c->key[symbol] << 32 | (uint32_t)symbol);
 }
 
 /* Merge n symbols, whose ids are set, until no pair can be merged. Those left are found from 0 along next. */
@@ -151,14 +137,16 @@ static inline void rf_merge(rf_chain *c, int32_t n, rf_pair_fn pair, const void 
     for (int32_t i = 0; i < n; i++) {
         c->prev[i] = i - 1;
         c->next[i] = i + 1 < n ? i + 1 : -1;
-        c->place[i] = -1;
     }
     for (int32_t i = 0; i < n; i++)
         rf_refresh(c, i, pair, vocabulary);
     while (c->size > 0) {
-        int32_t left = c->heap[0], right = c->next[left];
+        uint64_t entry = rf_pop(c);
+        int32_t left = (int32_t)(entry & 0xffffffffu), right = c->next[left];
+        if (c->key[left] != (int32_t)(entry >> 32))
+            continue;
         c->id[left] = c->made[left];
-        rf_drop(c, right);
+        c->key[right] = -1;
         c->next[left] = c->next[right];
         if (c->next[left] >= 0)
             c->prev[c->next[left]] = left;

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ramforge_core.errors import MetadataError, RamforgeError
+from ramforge_core.errors import MetadataError, ParameterError
 from ramforge_core.gguf import StringTable
 from ramforge_core.vocabulary import HIDDEN, NORMAL, PREFIX, UNUSED, Vocabulary, VocabularyTokenizer
 from ramforge_tokenizer_bpe._kernels import ffi, lib
@@ -83,39 +84,56 @@ class BytePairTokenizer(VocabularyTokenizer):
         return token if token >= 0 else None
 
     def _encode_text(self, text: bytes) -> list[int]:
-        n = len(text)
-        source = ffi.from_buffer("uint8_t[]", text)
-        points = np.empty(n, np.uint32)
-        marks = np.empty((2, n + 1), np.uint8)
-        starts = ffi.from_buffer("uint8_t[]", marks[1])
-        longest = ffi.new("int64_t *")
-        count = lib.rf_split(
-            self._split,
-            source,
-            n,
-            ffi.from_buffer("uint32_t[]", points),
-            ffi.from_buffer("uint8_t[]", marks[0]),
-            starts,
-            longest,
-        )
-        if count < 0:
-            raise RamforgeError("the text to tokenize is not valid UTF-8")
+        cut = Cut(self._split, text)
         # The code points are not needed any more, and no text has more tokens than bytes.
-        ids = points.view(np.int32)
-        work = np.empty((lib.RF_CHAIN_ARRAYS, longest[0]), np.int32)
+        ids = cut.points.view(np.int32)
+        work = np.empty((lib.RF_CHAIN_ARRAYS, cut.longest), np.int32)
         count = lib.rf_bpe_encode(
             self._bpe,
-            source,
-            n,
-            starts,
+            ffi.from_buffer("uint8_t[]", text),
+            len(text),
+            ffi.from_buffer("uint8_t[]", cut.starts),
             ffi.from_buffer("int32_t[]", work),
-            longest[0],
+            cut.longest,
             ffi.from_buffer("int32_t[]", ids),
         )
         if count < 0:
-            raise RamforgeError(f"a word of {longest[0]} bytes is too long to tokenize")
+            raise ParameterError(f"a word of {cut.longest} bytes is too long to tokenize")
         found: list[int] = ids[:count].tolist()
         return found
+
+
+class Cut:
+    """Text cut into words.
+
+    points : code points, uint32 (bytes of the text,), the first `count` filled.
+    starts : uint8, 1 for each character that begins a word, and behind the last.
+    longest : bytes of the longest word.
+    """
+
+    def __init__(self, split: int, text: bytes) -> None:
+        n = len(text)
+        self.points = np.empty(n, np.uint32)
+        self.starts = np.empty(n + 1, np.uint8)
+        longest = ffi.new("int64_t *")
+        self.count: int = lib.rf_split(
+            split,
+            ffi.from_buffer("uint8_t[]", text),
+            n,
+            ffi.from_buffer("uint32_t[]", self.points),
+            ffi.from_buffer("uint8_t[]", np.empty(n, np.uint8)),
+            ffi.from_buffer("uint8_t[]", self.starts),
+            longest,
+        )
+        if self.count < 0:
+            raise ParameterError("the text to tokenize is not valid UTF-8")
+        self.longest: int = longest[0]
+
+
+def words(split: int, text: str) -> list[str]:
+    """The words that text is cut into before merging; split is one of the numbers in ``split.h``."""
+    starts = np.flatnonzero(Cut(split, text.encode()).starts[: len(text) + 1]).tolist()
+    return [text[a:b] for a, b in itertools.pairwise(starts)]
 
 
 def plain_texts(texts: StringTable, wanted: NDArray[np.uint8]) -> StringTable:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ramforge_core.errors import MetadataError, RamforgeError
+from ramforge_core.errors import MetadataError, ParameterError
 from ramforge_core.vocabulary import BYTE, HIDDEN, PREFIX, Vocabulary, VocabularyTokenizer, byte_of_token
 from ramforge_tokenizer_spm._kernels import ffi, lib
 
@@ -85,7 +85,7 @@ class SentencePieceTokenizer(VocabularyTokenizer):
             ffi.from_buffer("int32_t[]", ids),
         )
         if count < 0:
-            raise RamforgeError(f"a part of {capacity} characters is too long to tokenize")
+            raise ParameterError(f"a part of {capacity} characters is too long to tokenize")
         found: list[int] = ids[:count].tolist()
         return found
 
@@ -97,6 +97,8 @@ def score_order(metadata: Metadata, n: int) -> NDArray[np.int32]:
         raise MetadataError(f"metadata key {SCORES!r} has {len(scores)} items for {n} tokens")
     scores = scores[:n].astype(np.float32)
     if np.isnan(scores).any():
-        raise MetadataError(f"metadata key {SCORES!r}: score {int(np.isnan(scores).argmax())} is not a number")
+        raise MetadataError(
+            f"metadata key {SCORES!r}: score {int(np.isnan(scores).argmax())} is not a number"
+        )
     _, place = np.unique(-scores, return_inverse=True)
     return place.astype(np.int32)
