@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from operator import attrgetter
 
 from attrs import frozen
 
@@ -26,7 +27,7 @@ class SpecialToken:
     strip_right: bool = False
 
 
-@frozen(order=True)
+@frozen
 class SpecialMatch:
     """Characters [start, end) of a text are this token."""
 
@@ -42,13 +43,19 @@ class SpecialMatcher:
         ordered = sorted(tokens, key=lambda t: (-len(t.text.encode()), t.token))
         self._tokens = {t.text: t for t in ordered}
         self._rank = {t.text: rank for rank, t in enumerate(ordered)}
-        self._head = min((len(t.text) for t in ordered), default=0)
+        self._heads: dict[str, int] = {}  # first character to how many characters all that begin with it have
+        for text in self._tokens:
+            self._heads[text[0]] = min(len(text), self._heads.get(text[0], len(text)))
         lengths: dict[str, set[int]] = {}
         for text in self._tokens:
-            lengths.setdefault(text[: self._head], set()).add(len(text))
+            lengths.setdefault(self._head(text), set()).add(len(text))
         self._lengths = {head: tuple(sorted(found, reverse=True)) for head, found in lengths.items()}
-        first = "".join(sorted({text[0] for text in self._tokens}))
-        self._first = re.compile(f"[{re.escape(first)}]") if first else None
+        first = re.escape("".join(sorted(self._heads)))
+        self._first = re.compile(f"[{first}]") if first else None
+
+    def _head(self, text: str) -> str:
+        """So many characters of a special token's text as others with its first character have too."""
+        return text[: self._heads[text[0]]]
 
     def split(self, text: str, barriers: Sequence[int] = ()) -> list[SpecialMatch]:
         """The special tokens in a text, in order, none overlapping; blanks that one swallows are part of it.
@@ -79,23 +86,23 @@ class SpecialMatcher:
                 taken[at:end] = b"\1" * (end - at)
                 matches.append(SpecialMatch(at, end, special.token))
                 at = text.find(found, end)
-        return sorted(matches)
+        return sorted(matches, key=attrgetter("start"))
 
     def _present(self, text: str) -> set[str]:
         """Those texts that occur somewhere, and maybe some more that begin one of them."""
         found: set[str] = set()
         if self._first is None:
             return found
-        head = self._head
         for match in self._first.finditer(text):
             at = match.start()
-            for length in self._lengths.get(text[at : at + head], ()):
+            head = text[at : at + self._heads[match[0]]]
+            for length in self._lengths.get(head, ()):
                 candidate = text[at : at + length]
                 if candidate in self._tokens:
                     found.add(candidate)
                     break  # shorter ones that begin it are added below, once
         for longest in tuple(found):
-            lengths = self._lengths[longest[:head]]
+            lengths = self._lengths[self._head(longest)]
             found.update(longest[:n] for n in lengths if n < len(longest) and longest[:n] in self._tokens)
         return found
 

@@ -1,4 +1,7 @@
-"""The contract of a tokenizer: text to ids and back, from the metadata of the file alone."""
+"""The contract of a tokenizer: text to ids and back, from the metadata of the file alone.
+
+A tokenizer over an ordinary GGUF vocabulary has most of it from `ramforge_core.vocabulary.VocabularyTokenizer`.
+"""
 
 from __future__ import annotations
 

@@ -39,8 +39,6 @@ END_TEXTS = (
     "<|end|>",
     "<|return|>",
     "<|call|>",
-    "<|flush|>",
-    "<|calls|>",
     "<end_of_turn>",
     "<|endoftext|>",
     "</s>",
@@ -129,37 +127,15 @@ class Vocabulary:
             raise MetadataError(f"metadata key '{PREFIX}tokens' holds no tokens; this file has no vocabulary")
         flags = _token_flags(metadata, n)
 
-        def special_id(name: str, default: int | None = None) -> int | None:
-            return _special_id(metadata, f"{PREFIX}{name}_token_id", n, default)
-
-        bos, eos = special_id("bos", bos_id), special_id("eos", eos_id)
-        ends = {eos, special_id("eot"), special_id("eom")}
-        for name, candidates in FILL_IN_TEXTS.items():
-            token = special_id(name)
-            if token is None:
-                token = next((t for c in candidates if (t := find_token(texts, c)) is not None), None)
-                if token is not None:
-                    flags[token] |= CONTROL
-            if name in FILL_IN_ENDS:
-                ends.add(token)
-        named = {text: token for text in END_TEXTS if (token := find_token(texts, text)) is not None}
-        for token in named.values():
-            flags[token] |= CONTROL
-        ends.update(named.values())
-        if "<|end|>" in named and ("<|call|>" in named or "<|calls|>" in named):
-            # gpt-oss and its like: <|end|> only ends a message, the answer ends with <|return|> or a call
-            if "<|return|>" in named or "<|flush|>" in named:
-                ends.discard(named["<|end|>"])
-                flags[named["<|end|>"]] = USER_DEFINED
-        for text in CHANNEL_TEXTS:
-            if (token := find_token(texts, text)) is not None:
-                flags[token] = USER_DEFINED
+        bos = _special_id(metadata, "bos", n, bos_id)
+        eos = _special_id(metadata, "eos", n, eos_id)
+        ends = {eos, *_ends(metadata, texts, flags)}
         return cls(
             texts=texts,
             flags=flags,
             bos_id=bos,
             eos_id=eos,
-            unknown_id=special_id("unknown", unknown_id),
+            unknown_id=_special_id(metadata, "unknown", n, unknown_id),
             add_bos=_adds(metadata, "bos", bos, add_bos),
             add_eos=_adds(metadata, "eos", eos, False),
             end_of_generation=frozenset(token for token in ends if token is not None),
@@ -178,11 +154,41 @@ def _token_flags(metadata: Metadata, n: int) -> NDArray[np.uint8]:
         )
     if len(types) < n:
         raise MetadataError(f"metadata key {key!r} has {len(types)} items for {n} tokens")
-    known = np.where((types[:n] > 0) & (types[:n] < N_TOKEN_TYPES), types[:n], 0).astype(np.uint8)
-    return np.where(known > 0, np.left_shift(np.uint8(1), known), np.uint8(0)).astype(np.uint8)
+    flags = np.zeros(n, np.uint8)
+    for kind in range(1, N_TOKEN_TYPES):
+        flags[types[:n] == kind] = 1 << kind
+    return flags
 
 
-def _special_id(metadata: Metadata, key: str, n: int, default: int | None) -> int | None:
+def _ends(metadata: Metadata, texts: StringTable, flags: NDArray[np.uint8]) -> set[int | None]:
+    """What ends an answer beside EOS, by key and by name; corrects the flags of tokens that are known by name."""
+    n = len(texts)
+    ends = {_special_id(metadata, "eot", n), _special_id(metadata, "eom", n)}
+    for name, candidates in FILL_IN_TEXTS.items():
+        token = _special_id(metadata, name, n)
+        if token is None:
+            token = next((t for c in candidates if (t := find_token(texts, c)) is not None), None)
+            if token is not None:
+                flags[token] |= CONTROL
+        if name in FILL_IN_ENDS:
+            ends.add(token)
+    named = {text: token for text in END_TEXTS if (token := find_token(texts, text)) is not None}
+    for token in named.values():
+        flags[token] |= CONTROL
+    ends.update(named.values())
+    if {"<|end|>", "<|return|>", "<|call|>"} <= set(
+        named
+    ):  # gpt-oss, where it ends a message, not the answer
+        ends.discard(named["<|end|>"])
+        flags[named["<|end|>"]] = USER_DEFINED
+    for text in CHANNEL_TEXTS:
+        if (token := find_token(texts, text)) is not None:
+            flags[token] = USER_DEFINED
+    return ends
+
+
+def _special_id(metadata: Metadata, name: str, n: int, default: int | None = None) -> int | None:
+    key = f"{PREFIX}{name}_token_id"
     token = metadata.integer(key, None)
     if token is None:
         return default if default is not None and default < n else None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from ramforge_core.gguf import Metadata
 
 STAND_INS = [b for b in range(256) if not (0x21 <= b <= 0x7E or 0xA1 <= b <= 0xAC or b >= 0xAE)]
@@ -52,7 +54,7 @@ def merge_slowly(word: bytes, pairs) -> list[str]:
     ranks = {pair: rank for rank, pair in reversed(list(enumerate(pairs)))}
     symbols = [ALPHABET[b] for b in word]
     while len(symbols) > 1:
-        found = [(ranks[p], i) for i, p in enumerate(zip(symbols, symbols[1:], strict=False)) if p in ranks]
+        found = [(ranks[p], i) for i, p in enumerate(pairwise(symbols)) if p in ranks]
         if not found:
             break
         _, at = min(found)

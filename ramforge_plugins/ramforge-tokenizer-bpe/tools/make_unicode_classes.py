@@ -49,6 +49,11 @@ def main() -> None:
     for i in range(0, len(runs), PER_LINE):
         print("    " + " ".join(f"0x{run:x}," for run in runs[i : i + PER_LINE]))
     print("};")
+    print("static const uint8_t rf_ascii[128] = { /* the same for ASCII, which most text is */")
+    ascii_classes = [code_point_class(code_point) for code_point in range(128)]
+    for i in range(0, 128, 32):
+        print("    " + " ".join(f"{value}," for value in ascii_classes[i : i + 32]))
+    print("};")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def pieces(found, text, **options):
 def test_merging_is_the_plain_algorithm():
     random.seed(11)
     for _ in range(100):
-        words = {letter: -1.0 for letter in "▁abc"}
+        words = dict.fromkeys("▁abc", -1.0)
         for _ in range(random.randint(0, 25)):
             text = "".join(random.choices(list(words), k=2))
             if len(text) < 9:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from ramforge_core.gguf import Metadata
 
 CONTROL = ["<unk>", "<s>", "</s>", "<|user|>", "<|end|>"]
@@ -41,7 +43,7 @@ def merge_slowly(text: str, words) -> list[str]:
     """Merge the neighbours that make the token of best score, the leftmost of equal ones, until there are none."""
     symbols = list(text.replace(" ", "▁"))
     while len(symbols) > 1:
-        joined = [a + b for a, b in zip(symbols, symbols[1:], strict=False)]
+        joined = [a + b for a, b in pairwise(symbols)]
         found = [(-words[text], i) for i, text in enumerate(joined) if text in words]
         if not found:
             break

@@ -109,8 +109,8 @@ static RF_INLINE void rf_finish(rf_f32 *acc, rf_i32 *isum, const rf_tile *t, con
 }
 
 /* A single activation: each part is multiplied while it is still in registers. */
-static RF_INLINE void rf_one(const uint8_t *p, int64_t stride, const uint8_t *next, const uint8_t *act, rf_f32 *acc,
-                             rf_head_fn head, rf_part_fn unpack_part, rf_superblock f)
+static RF_INLINE void rf_one(const uint8_t *p, int64_t stride, const uint8_t *act, rf_f32 *acc, rf_head_fn head,
+                             rf_part_fn unpack_part, rf_superblock f)
 {
     rf_tile t;
     rf_i32 isum = {0};
@@ -118,7 +118,6 @@ static RF_INLINE void rf_one(const uint8_t *p, int64_t stride, const uint8_t *ne
     RF_UNROLL
     for (int part = 0; part < 4; part++) {
         rf_u32 q[16];
-        rf_prefetch(next + part * RF_LANES * f.block_bytes / 4, RF_LANES * f.block_bytes / 4);
         unpack_part(p, stride, part, &t, q);
         RF_UNROLL
         for (int s = 0; s < 16 / f.width; s++) {
@@ -177,15 +176,17 @@ static RF_INLINE int rf_matmul_q8_256(const uint8_t *weights, int64_t row_bytes,
             for (int64_t b = 0; b < n_blocks; b++) {
                 const uint8_t *p = weights + r * row_bytes + b * f.block_bytes;
                 const uint8_t *act = acts + first * act_bytes + b * (int64_t)sizeof(ramforge_q8_256);
-                const uint8_t *next = weights + (r + RF_AHEAD * RF_LANES < n_rows ? r + RF_AHEAD * RF_LANES : r) * row_bytes + b * RF_LANES * f.block_bytes;
                 int64_t stride = row_bytes, a = 0;
+                if (first == 0) /* the b-th part of the next tile */
+                    rf_prefetch(weights + (r + RF_LANES) * row_bytes + b * RF_LANES * f.block_bytes,
+                                RF_LANES * f.block_bytes);
                 if (rows < RF_LANES) {
                     for (int64_t l = 0; l < rows; l++)
                         memcpy(spare + l * f.block_bytes, p + l * row_bytes, (size_t)f.block_bytes);
                     p = spare, stride = f.block_bytes;
                 }
                 if (n == 1) {
-                    rf_one(p, stride, next, act, acc, head, unpack_part, f);
+                    rf_one(p, stride, act, acc, head, unpack_part, f);
                     continue;
                 }
                 rf_unpack(p, stride, &tile, head, unpack_part, f);

@@ -50,15 +50,19 @@ class Rig:
         max_tokens: int = 64,
         max_context: int = 2 * CHUNK_POSITIONS,
         threads: int = 0,
+        formats: Mapping[str, QuantFormat] | None = None,
+        data: Mapping[str, NDArray[np.uint8]] | None = None,
     ) -> None:
-        self.specs = {name: WeightSpec(name, w.shape, PlainFloat32()) for name, w in weights.items()}
+        """formats, data : for weights that are not float32: their format, and their bytes if these are not float32."""
+        formats, data = formats or {}, data or {}
+        self.specs = {n: WeightSpec(n, w.shape, formats.get(n, PlainFloat32())) for n, w in weights.items()}
         self.layout = KVLayout.of(graph.attentions, kv_type)
         limits = Limits(max_tokens, max_tokens, max_context, self.layout, threads)
         self.graph, self.weights = graph, weights
         self.caches: list[KVCache] = []
         self.control = Control()
         self.program: Program = backend.compile(graph, self.specs, limits)
-        self.program.bind({name: packed(w) for name, w in weights.items()})
+        self.program.bind({n: data[n] if n in data else packed(w) for n, w in weights.items()})
 
     def run(
         self,

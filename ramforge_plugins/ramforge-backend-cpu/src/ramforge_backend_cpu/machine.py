@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import cache
 from typing import Any
@@ -10,6 +11,8 @@ from attrs import frozen
 
 from ramforge_core.errors import BackendError
 from ramforge_core.system import default_threads
+
+log = logging.getLogger(__name__)
 
 ISA_VARIABLE = "RAMFORGE_ISA"
 
@@ -63,8 +66,10 @@ def chosen_isa() -> str:
 
 
 def chosen_threads(asked: int) -> int:
-    """``asked``, but not more than processors that the process may use; 0 for the default."""
+    """``asked``, but not more than there are processors for this process; 0 for the default."""
     if asked < 1:
         return default_threads()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if asked > usable:
+        log.warning("%d threads are asked for, but only %d processors may be used: %d threads", asked, usable, usable)
     return min(asked, usable)

@@ -35,7 +35,7 @@ from ramforge_core.graph import (
 from ramforge_core.kv import CHUNK_POSITIONS, KVCache
 from ramforge_core.rope import rope_frequencies
 
-SLAB_VALUES = 1 << 19
+SLAB_VALUES = 1 << 20
 """Weights are decoded in slabs of rows of about this many values, so that a large matrix needs little memory."""
 
 _DECODE_BYTES_PER_VALUE = 24

@@ -102,6 +102,9 @@ static RF_INLINE int rf_matmul_q8_32(const uint8_t *weights, int64_t row_bytes, 
                 const int64_t run = n_blocks - b < RF_RUN_BLOCKS ? n_blocks - b : RF_RUN_BLOCKS;
                 const uint8_t *act = acts + first * act_bytes + b * (int64_t)sizeof(ramforge_q8_32);
                 int64_t a = 0;
+                if (first == 0) /* the part of the next tile that corresponds to this run */
+                    rf_prefetch(weights + (r + RF_LANES) * row_bytes + b * RF_LANES * f.block_bytes,
+                                run * RF_LANES * f.block_bytes);
                 for (int64_t i = 0; i < run; i += 2) {
                     const uint8_t *p = weights + r * row_bytes + (b + i) * f.block_bytes;
                     int64_t stride = row_bytes;

@@ -1,4 +1,4 @@
-"""Byte-pair encoding for ``tokenizer.ggml.model`` = ``gpt2``: the vocabularies of GPT-2, Llama 3, Qwen, SmolLM and kin."""
+"""Byte-pair encoding for ``tokenizer.ggml.model`` = ``gpt2``: GPT-2, Llama 3, Qwen, SmolLM and kin."""
 
 from __future__ import annotations
 

@@ -96,6 +96,8 @@ static const rule RULES[RF_N_SPLITS][MAX_RULES] = {
 
 static uint8_t class_of(uint32_t point)
 {
+    if (point < 128)
+        return rf_ascii[point];
     int low = 0, high = RF_N_RUNS; /* the run is the last that begins at or before the point */
     while (high - low > 1) {
         int middle = (low + high) / 2;
@@ -318,11 +320,8 @@ int64_t rf_split(int32_t split, const uint8_t *text, int64_t n, uint32_t *points
     int64_t count = decode(text, n, points);
     if (count < 0)
         return -1;
-    uint8_t ascii[128];
-    for (uint32_t i = 0; i < 128; i++)
-        ascii[i] = class_of(i);
     for (int64_t i = 0; i < count; i++)
-        classes[i] = points[i] < 128 ? ascii[points[i]] : class_of(points[i]);
+        classes[i] = class_of(points[i]);
     memset(starts, 0, (size_t)count + 1);
     starts[0] = starts[count] = 1;
     text_view t = {points, classes, starts};
