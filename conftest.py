@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+# BLAS threads wait for each other by spinning, which on a busy machine makes the numpy backend many times slower.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import pytest
 

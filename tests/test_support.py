@@ -138,7 +138,9 @@ def test_unsupported_type_is_named_with_its_tensors(everything, tmp_path):
     assert (use.ggml_type, use.tensors, use.nbytes, use.supported) == (39, 5, 85, False)
 
 
-@pytest.mark.parametrize(("ggml_type", "label"), [(4, "4 (q4_2, removed from ggml"), (250, "250 in 1 tensor (w)")])
+@pytest.mark.parametrize(
+    ("ggml_type", "label"), [(4, "4 (q4_2, removed from ggml"), (250, "250 in 1 tensor (w)")]
+)
 def test_type_ids_that_nobody_knows(everything, tmp_path, ggml_type, label):
     gguf = model(tmp_path, {"w": (ggml_type, (1, 32), BLOCK)})
     (reason,) = [r for r in reasons(everything, gguf) if "tensor type" in r]

@@ -122,7 +122,8 @@ def test_every_error_of_core_has_its_code():
     classes = [
         e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.RamforgeError)
     ]
-    codes = {e.__name__: exit_code_of(e("x")) for e in classes}
+    arguments = {"BudgetExceededError": ("kv", 2, 1, 2), "BudgetTooSmallError": (2, 1, 2, 16)}
+    codes = {e.__name__: exit_code_of(e(*arguments.get(e.__name__, ["x"]))) for e in classes}
     assert codes == {
         "RamforgeError": 1,
         "ShapeError": 1,
@@ -139,6 +140,8 @@ def test_every_error_of_core_has_its_code():
         "ModelNotFoundError": 5,
         "DownloadError": 5,
         "OutOfMemoryError": 6,
+        "BudgetExceededError": 6,
+        "BudgetTooSmallError": 6,
         "NonFiniteError": 7,
         "ContextFullError": 7,
         "TemplateError": 7,

@@ -127,7 +127,7 @@ def test_progress_is_drawn_on_a_terminal_and_gone_at_the_end(monkeypatch, clock)
         clock[0] = 2.0
         progress(5 << 20, 10 << 20)
         shown = sys.stderr.getvalue()
-    assert shown == "\rfetching x: 5.0 MiB of 10.0 MiB, 50%, 2.5 MiB/s, 2 s left"
+    assert shown == "\rfetching x: 5.00 MiB of 10.0 MiB, 50%, 2.50 MiB/s, 2 s left"
     assert sys.stderr.getvalue() == shown + "\r" + " " * (len(shown) - 1) + "\r"
 
 
@@ -137,7 +137,7 @@ def test_a_resumed_part_does_not_count_as_speed(monkeypatch, clock):
         progress(8 << 20, None)
         clock[0] = 1.0
         progress(9 << 20, None)
-    assert "9.0 MiB, 1.0 MiB/s" in sys.stderr.getvalue()
+    assert "9.00 MiB, 1.00 MiB/s" in sys.stderr.getvalue()
 
 
 def test_a_warning_takes_the_place_of_the_progress(monkeypatch, clock):

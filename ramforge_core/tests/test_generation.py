@@ -19,7 +19,11 @@ class Bytes:
     end_of_generation = frozenset({END, TURN})
 
     def __init__(self, **pieces: str) -> None:
-        self.pieces = {int(k[1:]): v.encode() for k, v in pieces.items()} | {END: b"<|end|>", TURN: b"<|turn|>", 302: b"<|tool|>"}
+        self.pieces = {int(k[1:]): v.encode() for k, v in pieces.items()} | {
+            END: b"<|end|>",
+            TURN: b"<|turn|>",
+            302: b"<|tool|>",
+        }
 
     def piece(self, token: int, *, special: bool = True) -> bytes:
         if token < 256:
@@ -85,7 +89,9 @@ def test_c04_a_stop_over_several_tokens_is_never_shown():
     assert g.finish_reason == "stop"
 
 
-@pytest.mark.parametrize(("token", "stop", "shown"), [("stop!", "stop", ""), ("a...", "..", "a"), ("xstopy", "stop", "x")])
+@pytest.mark.parametrize(
+    ("token", "stop", "shown"), [("stop!", "stop", ""), ("a...", "..", "a"), ("xstopy", "stop", "x")]
+)
 def test_c06_a_stop_inside_a_token_cuts_right_before_it(token, stop, shown):
     g, pieces, _ = answer([256, 65], Bytes(t256=token), stop=[stop])
     assert "".join(pieces) == shown

@@ -14,7 +14,11 @@ LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
 
 
 def draws(n=2000, logits=LOGITS, history=(), **parameters):
-    sampler = Sampler(SamplingParameters(**{"seed": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **parameters}))
+    sampler = Sampler(
+        SamplingParameters(
+            **{"seed": 1, "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, **parameters}
+        )
+    )
     return np.bincount([sampler(logits, history) for _ in range(n)], minlength=len(logits)) / n
 
 
@@ -41,7 +45,15 @@ def test_g01_senseless_temperatures_are_refused(temperature):
 
 @pytest.mark.parametrize(
     "bad",
-    [{"top_p": 0}, {"top_p": 1.1}, {"min_p": -0.1}, {"min_p": 2}, {"repeat_penalty": 0}, {"repeat_last_n": -2}, {"seed": -1}],
+    [
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"min_p": 2},
+        {"repeat_penalty": 0},
+        {"repeat_last_n": -2},
+        {"seed": -1},
+    ],
 )
 def test_senseless_parameters_are_named(bad):
     with pytest.raises(ParameterError, match=next(iter(bad))):
@@ -70,7 +82,9 @@ def test_min_p_is_relative_to_the_likeliest():
 
 
 def test_g04_penalty_makes_negative_logits_smaller():
-    assert penalize(np.array([2, -2, 1], np.float32), [0, 1], 1.5, 64).tolist() == pytest.approx([2 / 1.5, -3, 1])
+    assert penalize(np.array([2, -2, 1], np.float32), [0, 1], 1.5, 64).tolist() == pytest.approx(
+        [2 / 1.5, -3, 1]
+    )
 
 
 def test_g05_penalty_covers_the_last_n_each_token_once():

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramforge_core import system
-from ramforge_core.system import cpu_quotas, default_threads
+from ramforge_core.system import cpu_quotas, default_threads, threads
 
 
 @pytest.fixture
@@ -13,7 +12,7 @@ def machine(tmp_path, monkeypatch):
     """A function that writes files below a fake root and says which processors the process may use."""
 
     def make(files=None, cpus=range(8)):
-        monkeypatch.setattr(system, "_affinity", lambda: set(cpus))
+        monkeypatch.setattr(threads, "_affinity", lambda: set(cpus))
         for name, text in (files or {}).items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +41,13 @@ def test_this_machine_gives_a_sensible_number():
 
 @pytest.mark.parametrize(
     ("limit", "threads"),
-    [("max 100000", 8), ("200000 100000", 2), ("250000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8)],
+    [
+        ("max 100000", 8),
+        ("200000 100000", 2),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("1600000 100000", 8),
+    ],
 )
 def test_cgroup_v2_quota(machine, limit, threads):
     files = {"proc/self/cgroup": "0::/box/inner\n", "sys/fs/cgroup/box/inner/cpu.max": limit + "\n"}

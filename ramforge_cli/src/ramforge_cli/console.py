@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
+from ramforge_core.sizes import format_size
+
 _REDRAW_S = 0.1
 _APPEAR_S = 0.3
 """What is over sooner needs no progress display."""
@@ -63,15 +65,6 @@ def logging_to_stderr() -> Iterator[logging.Logger]:
         logger.setLevel(level)
 
 
-def byte_size(n_bytes: float) -> str:
-    """Bytes for people, in powers of 1024."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if n_bytes < 1024:
-            return f"{n_bytes:.0f} {unit}" if unit == "bytes" else f"{n_bytes:.1f} {unit}"
-        n_bytes /= 1024
-    return f"{n_bytes:.1f} TiB"
-
-
 _shown: Progress | None = None
 
 
@@ -87,7 +80,7 @@ class Progress:
     Call it with what is done and what there is in all (None if unknown); ``count`` turns an amount into text.
     """
 
-    def __init__(self, what: str, count: Callable[[float], str] = byte_size) -> None:
+    def __init__(self, what: str, count: Callable[[float], str] = format_size) -> None:
         self._what = what
         self._count = count
         self._active = sys.stderr.isatty()

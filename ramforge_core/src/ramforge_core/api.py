@@ -18,6 +18,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
+from ramforge_core.budget import MemoryBudget
 from ramforge_core.chat import ChatTemplate
 from ramforge_core.engine import Engine, load_engine
 from ramforge_core.errors import ParameterError
@@ -28,6 +29,8 @@ from ramforge_core.model import read_model
 from ramforge_core.plugins import Registry
 from ramforge_core.pull import resolve
 from ramforge_core.sampling import Sampler, SamplingParameters
+from ramforge_core.sizes import parse_size
+from ramforge_core.system import available_memory, check_budget, default_budget
 from ramforge_core.tokenizer import Tokenizer
 
 Messages = Sequence[Mapping[str, str]]
@@ -161,6 +164,7 @@ def open(
     threads: int = 0,
     ctx: int | None = None,
     kv_type: KVType = "f16",
+    ram: str | int | None = None,
     registry: Registry | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> LanguageModel:
@@ -170,6 +174,8 @@ def open(
     backend : key of a backend; None takes the best that works here. threads : 0 lets it choose.
     ctx : tokens the context holds; None means 4096, or what the model was trained on if that is less.
     kv_type : how keys and values are kept, f16 or f32.
+    ram : bytes that the whole process may take, as a number or as ``2G``, ``512M``, ``50%``; None takes a safe share of
+        what the machine and its container have free. What does not fit is read from disk in every pass.
     progress : called with weight bytes read and in all.
     Raises a RamforgeError that says what is wrong before any weight is read.
     """
@@ -181,10 +187,16 @@ def open(
     chosen = registry.backend(backend)
     facts = read_model(gguf, registry)
     tokenizer = _tokenizer(gguf.metadata, registry)
-    engine = load_engine(facts, chosen, context=ctx, kv_type=kv_type, threads=threads, progress=progress)
+    template = ChatTemplate.from_metadata(gguf.metadata, tokenizer)
+    budget = MemoryBudget(
+        default_budget() if ram is None else check_budget(parse_size(ram, available_memory().limit))
+    )
+    engine = load_engine(
+        facts, chosen, budget, context=ctx, kv_type=kv_type, threads=threads, progress=progress
+    )
     weight_bytes = sum(w.nbytes for w in facts.weights.values())
     stats = Stats(time.perf_counter() - began, weight_bytes, chosen.key)
-    return LanguageModel(engine, tokenizer, ChatTemplate.from_metadata(gguf.metadata, tokenizer), stats)
+    return LanguageModel(engine, tokenizer, template, stats)
 
 
 def open_tokenizer(model: str | os.PathLike[str], *, registry: Registry | None = None) -> Tokenizer:

@@ -14,47 +14,54 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
+from ramforge_core.allotment import Allotment, allot, smallest_free_bytes
 from ramforge_core.backend import Backend, Batch, Control, Limits, Program
-from ramforge_core.errors import ContextFullError, Interrupted, ParameterError
-from ramforge_core.kv import KVCache, KVLayout, KVType
+from ramforge_core.budget import MemoryBudget
+from ramforge_core.datasource import DataSource
+from ramforge_core.errors import BudgetTooSmallError, ContextFullError, Interrupted, ParameterError
+from ramforge_core.kv import CHUNK_POSITIONS, KVCache, KVLayout, KVType
+from ramforge_core.memory import allocate
 from ramforge_core.model import Model
-from ramforge_core.weights import DataSource, load_weights
-
-PREFILL_TOKENS = 512
-"""Most tokens of one pass; longer prompts go through the weights once per this many."""
-
-LOGITS_BYTES = 32 << 20
-"""Bound of the one logits buffer, which holds at least one row. Rows that nobody wants are never touched."""
-
-DEFAULT_CONTEXT = 4096
-"""Positions a context holds unless asked for: a KV cache of the trained length can be larger than the model."""
+from ramforge_core.streaming import StreamedPasses
+from ramforge_core.system import process_memory
+from ramforge_core.weights import load_pinned
 
 
 @define(eq=False)
 class Engine:
-    """A model in memory, ready to run. Use as a context manager, or call `close`."""
+    """A model ready to run. Use as a context manager, or call `close`.
+
+    streamed : runs passes of a model that is not pinned whole; None when all weights are in memory.
+    """
 
     model: Model = field(repr=False)
     program: Program = field(repr=False)
-    layout: KVLayout
-    context: int
+    allotment: Allotment = field(repr=False)
+    budget: MemoryBudget
+    streamed: StreamedPasses | None = field(repr=False)
     _logits: NDArray[np.float32] = field(repr=False)
+    _resources: contextlib.ExitStack = field(repr=False)
     _control: Control = field(factory=Control, repr=False)
     _worker: ThreadPoolExecutor = field(
         factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="ramforge-pass"), repr=False
     )
     _lock: threading.Lock = field(factory=threading.Lock, repr=False)
 
+    @property
+    def context(self) -> int:
+        """Positions that a sequence may have."""
+        return self.allotment.context
+
     def cache(self) -> KVCache:
-        """An empty cache for one sequence."""
-        return KVCache(self.layout)
+        """An empty cache for one sequence; call its ``truncate(0)`` when the sequence is done."""
+        return KVCache(self.allotment.kv_layout, self.budget)
 
     def run(
         self, tokens: Sequence[int], start: int, cache: KVCache, wanted: Sequence[bool]
     ) -> NDArray[np.float32]:
         """One pass over consecutive tokens of a sequence.
 
-        tokens : at most `PREFILL_TOKENS`, at positions start, start+1, ... wanted : by token.
+        tokens : at most ``allotment.max_tokens``, at positions start, start+1, ... wanted : by token.
         Returns float32 (number wanted, vocab): a view of the logits buffer, good until the next pass.
         A KeyboardInterrupt of the waiting thread stops the pass before it is raised. Raises Interrupted when
         `close` stopped the pass.
@@ -70,11 +77,12 @@ class Engine:
             cache.reserve(start + n)
             logits = self._logits[: int(batch.wanted.sum())]
             self._control.reset()
-            future = self._worker.submit(self.program.run, batch, [cache], logits, self._control)
+            run = self.program.run if self.streamed is None else self.streamed.run
+            future = self._worker.submit(run, batch, [cache], logits, self._control)
             try:
                 future.result()
             except KeyboardInterrupt:
-                self._control.stop()
+                self._stop()
                 with contextlib.suppress(Interrupted):
                     future.result()
                 raise
@@ -89,9 +97,9 @@ class Engine:
     ) -> NDArray[np.float32]:
         """Run a whole prompt, chunk by chunk. Returns the last token's logits, float32 (vocab,), a view."""
         self._check(tokens, start)
-        logits = self._logits[0]
-        for at in range(0, len(tokens), PREFILL_TOKENS):
-            chunk = tokens[at : at + PREFILL_TOKENS]
+        logits: NDArray[np.float32] = self._logits[0]
+        for at in range(0, len(tokens), self.allotment.max_tokens):
+            chunk = tokens[at : at + self.allotment.max_tokens]
             last = at + len(chunk) == len(tokens)
             out = self.run(chunk, start + at, cache, [False] * (len(chunk) - 1) + [last])
             if last:
@@ -101,14 +109,16 @@ class Engine:
         return logits
 
     def all_logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Logits at every position: float32 (len(tokens), vocab), freshly allocated."""
+        """Logits at every position: float32 (len(tokens), vocab), freshly allocated, outside the budget."""
         self._check(tokens, 0)
         out = np.empty((len(tokens), self._logits.shape[1]), np.float32)
-        cache = self.cache()
-        rows = len(self._logits)
-        for at in range(0, len(tokens), rows):
-            chunk = tokens[at : at + rows]
-            out[at : at + len(chunk)] = self.run(chunk, at, cache, [True] * len(chunk))
+        cache, rows = self.cache(), len(self._logits)
+        try:
+            for at in range(0, len(tokens), rows):
+                chunk = tokens[at : at + rows]
+                out[at : at + len(chunk)] = self.run(chunk, at, cache, [True] * len(chunk))
+        finally:
+            cache.truncate(0)
         return out
 
     def _check(self, tokens: Sequence[int], start: int) -> None:
@@ -125,42 +135,81 @@ class Engine:
                 "shorten it or ask for a larger context (--ctx)"
             )
 
+    def _stop(self) -> None:
+        self._control.stop()
+        if self.streamed is not None:
+            self.streamed.halt()
+
     def close(self) -> None:
         """Stop a running pass and give everything back."""
-        self._control.stop()
+        self._stop()
         self._worker.shutdown()
+        self._resources.close()
 
 
 def load_engine(
     model: Model,
     backend: Backend,
+    budget: MemoryBudget,
     *,
     context: int | None = None,
     kv_type: KVType = "f16",
     threads: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Engine:
-    """Compile the graph and read the weights.
+    """Divide the budget, compile the graph and read the pinned weights.
 
-    context : positions; None means `DEFAULT_CONTEXT`, or the trained length if that is less.
+    context : positions; None means 4096, or less where the model or the budget has less.
     progress : called with weight bytes read and in all.
+    Raises BudgetTooSmallError that names the smallest budget, before a weight is read.
     """
-    trained = model.config.context_length
-    if context is not None and context < 1:
-        raise ParameterError(f"the context is {context} tokens, expected at least 1")
-    if context is not None and context > trained:
-        raise ParameterError(
-            f"a context of {context} tokens is more than the {trained} that the model was trained on"
-        )
     if threads < 0:
         raise ParameterError(f"threads is {threads}, expected at least 1, or 0 for the default")
-    context = context or min(DEFAULT_CONTEXT, trained)
+    with contextlib.ExitStack() as resources:
+        allotment = divide(model, backend, budget, context=context, kv_type=kv_type, threads=threads)
+        parts = allotment.residency
+        for tag, nbytes in allotment.charges().items():
+            resources.enter_context(budget.charge(tag, nbytes))
+        limits = _limits(allotment, threads)
+        program = backend.compile(parts.graph, parts.weights, limits)
+        source = resources.enter_context(DataSource(model.gguf.files, direct=bool(parts.reads)))
+        streamed, ring = None, None
+        if parts.reads:
+            ring = (allocate(allotment.ring_bytes), allotment.slots)
+        program.bind(load_pinned(parts.pinned, source, ring, progress))
+        if ring:
+            streamed = StreamedPasses(model, program, parts, source, *ring, max_tokens=allotment.max_tokens)
+            resources.callback(streamed.close)
+        vocab = model.graph.logits.width
+        logits = allocate(allotment.logits_bytes).view(np.float32).reshape(allotment.max_wanted, vocab)
+        return Engine(model, program, allotment, budget, streamed, logits, resources.pop_all())
+
+
+def divide(
+    model: Model,
+    backend: Backend,
+    budget: MemoryBudget,
+    *,
+    context: int | None,
+    kv_type: KVType,
+    threads: int,
+) -> Allotment:
+    """Charge the process as it is now and divide what the budget has left. Raises BudgetTooSmallError."""
+    budget.charge("process", process_memory().rss or 0)
     layout = KVLayout.of(model.graph.attentions, kv_type)
-    vocab = model.graph.logits.width
-    max_tokens = min(PREFILL_TOKENS, context)
-    max_wanted = max(1, min(max_tokens, LOGITS_BYTES // (4 * vocab)))
-    limits = Limits(max_tokens, max_wanted, context, layout, threads)
-    program = backend.compile(model.graph, model.weights, limits)
-    with DataSource(model.gguf) as source:
-        program.bind(load_weights(model, source, progress))
-    return Engine(model, program, layout, context, np.empty((max_wanted, vocab), np.float32))
+    trial = min(512, context or model.config.context_length)
+    workspace = backend.compile(
+        model.graph,
+        model.weights,
+        Limits(trial, 1, min(context or 4096, model.config.context_length), layout, threads),
+    ).workspace_bytes
+    found = allot(model, budget.free, workspace, context=context, kv_type=kv_type)
+    if found is None:
+        needed = smallest_free_bytes(model, workspace, context=context, kv_type=kv_type)
+        positions = context or min(CHUNK_POSITIONS, model.config.context_length)
+        raise BudgetTooSmallError(needed, budget.used, budget.limit or 0, positions)
+    return found
+
+
+def _limits(allotment: Allotment, threads: int) -> Limits:
+    return Limits(allotment.max_tokens, allotment.max_wanted, allotment.context, allotment.kv_layout, threads)

@@ -118,6 +118,54 @@ class OutOfMemoryError(RamforgeError, MemoryError):
     reason = "memory"
 
 
+class BudgetExceededError(RamforgeError, MemoryError):
+    """Memory was asked for that the budget does not have. All attributes in bytes; nothing was allocated.
+
+    tag : what the memory was for.   requested : bytes asked for, beyond what this holder had.
+    used : bytes of the budget that were in use.   limit : bytes of the whole budget.
+    """
+
+    reason = "budget"
+
+    def __init__(self, tag: str, requested: int, used: int, limit: int) -> None:
+        super().__init__(tag, requested, used, limit)
+        self.tag = tag
+        self.requested = requested
+        self.used = used
+        self.limit = limit
+
+    def __str__(self) -> str:
+        from ramforge_core.sizes import format_size  # which needs ParameterError
+
+        requested, used, limit = map(format_size, (self.requested, self.used, self.limit))
+        missing = format_size(self.requested + self.used - self.limit)
+        return (
+            f"{self.tag} needs {requested} more, but {used} of the memory budget of {limit} are in use: {missing} are "
+            "missing; give a larger --ram or a smaller --ctx"
+        )
+
+
+class BudgetTooSmallError(BudgetExceededError):
+    """The model cannot run in this budget. ``minimum`` : the smallest budget that works, in bytes."""
+
+    reason = "budget-too-small"
+
+    def __init__(self, requested: int, used: int, limit: int, context: int) -> None:
+        super().__init__("the model at its smallest", requested, used, limit)
+        self.minimum = requested + used
+        self.context = context
+
+    def __str__(self) -> str:
+        from ramforge_core.sizes import format_size
+
+        return (
+            f"a memory budget of {format_size(self.limit)} is too small: this model with a context of {self.context} "
+            f"tokens needs at least {format_size(self.minimum)}, of which the process itself takes "
+            f"{format_size(self.used)}; "
+            f"give --ram {-(-self.minimum // 2**20)}M or more"
+        )
+
+
 class Interrupted(RamforgeError):
     """The stop flag was raised while a pass was running; nothing of that pass may be used."""
 

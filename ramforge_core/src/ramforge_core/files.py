@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ramforge_core.errors import DownloadError
+from ramforge_core.sizes import format_size
 
 
 @contextmanager
@@ -53,6 +54,6 @@ def require_space(folder: Path, n_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < n_bytes:
         raise DownloadError(
-            f"the disk of {folder} is too full: {n_bytes / 2**20:.0f} MiB are needed and {free / 2**20:.0f} MiB are "
-            "free; make room, or set RAMFORGE_CACHE to a folder on another disk"
+            f"the disk of {folder} is too full: {format_size(n_bytes)} are needed and {format_size(free)} are free; "
+            "make room, or set RAMFORGE_CACHE to a folder on another disk"
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Literal
 
 from attrs import asdict, define, field
 
 from ramforge_core.engine import Engine
 from ramforge_core.errors import ParameterError
+from ramforge_core.kv import KVCache
 from ramforge_core.sampling import Sampler
 from ramforge_core.stops import StopMatcher
 from ramforge_core.tokenizer import Tokenizer
@@ -114,8 +115,14 @@ class Generation:
         ends = self.tokenizer.end_of_generation | {
             token for s in self.stop if (token := self.tokenizer.token_id(s)) is not None
         }
-        stats, cache = self.stats, self.engine.cache()
-        history = list(self.prompt_ids)
+        cache = self.engine.cache()
+        try:
+            yield from self._draw(cache, ends)
+        finally:
+            cache.truncate(0)
+
+    def _draw(self, cache: KVCache, ends: Set[int]) -> Iterator[int]:
+        stats, history = self.stats, list(self.prompt_ids)
         began = time.perf_counter()
         logits = self.engine.prefill(history, cache, progress=self.progress)
         stats.prompt_tokens, stats.prompt_s = len(history), time.perf_counter() - began

@@ -71,12 +71,17 @@ class Norm:
 
 @frozen
 class Linear:
-    """out (T, rows) = x (T, columns) @ weight (rows, columns).T + bias (rows,)."""
+    """out (T, rows) = x (T, columns) @ weight (rows, columns).T + bias (rows,).
+
+    start : a matrix may be cut in runs of rows that are weights of their own, each with an op that writes the
+        columns from ``start`` of the same ``out``; the bias is that of the whole.
+    """
 
     out: Value
     x: Value
     weight: str
     bias: str | None = None
+    start: int = 0
 
 
 @frozen

@@ -9,13 +9,18 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
+from ramforge_core.budget import Charge, MemoryBudget
 from ramforge_core.graph import Attention
+from ramforge_core.memory import allocate
 
 CHUNK_POSITIONS = 256
 """Positions in a chunk. A multiple of every tile that a backend's attention works in."""
 
 KVType = Literal["f16", "f32"]
-_DTYPES = {"f16": np.dtype(np.float16), "f32": np.dtype(np.float32)}
+_DTYPES: dict[str, np.dtype[np.float16] | np.dtype[np.float32]] = {
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+}
 
 
 @frozen
@@ -59,12 +64,14 @@ class KVLayout:
         return sum(h * (k + v) for h, k, v in self.layers) * self.dtype.itemsize
 
 
-@define
+@define(eq=False)
 class KVCache:
-    """The chunks of one sequence."""
+    """The chunks of one sequence, charged to a budget as they are made."""
 
     layout: KVLayout
-    chunks: list[NDArray[np.uint8]] = field(factory=list)
+    budget: MemoryBudget | None = field(default=None, repr=False)
+    chunks: list[NDArray[np.uint8]] = field(factory=list, init=False, repr=False)
+    _charges: list[Charge] = field(factory=list, init=False, repr=False)
 
     @property
     def capacity(self) -> int:
@@ -72,17 +79,24 @@ class KVCache:
         return len(self.chunks) * CHUNK_POSITIONS
 
     def reserve(self, positions: int) -> None:
-        """Grow by whole chunks until ``positions`` fit. Chunks are 64-byte aligned uint8 (chunk_bytes,)."""
-        while self.capacity < positions:
-            self.chunks.append(aligned_empty(self.layout.chunk_bytes))
+        """Grow by whole chunks, uint8 (chunk_bytes,), page-aligned, until ``positions`` fit.
+
+        Raises BudgetExceededError, and then is what it was.
+        """
+        before = len(self.chunks)
+        try:
+            while self.capacity < positions:
+                if self.budget is not None:
+                    self._charges.append(self.budget.charge("kv cache", self.layout.chunk_bytes))
+                self.chunks.append(allocate(self.layout.chunk_bytes))
+        except BaseException:
+            self.truncate(before * CHUNK_POSITIONS)
+            raise
 
     def truncate(self, positions: int) -> None:
         """Drop the chunks that no position below ``positions`` needs."""
-        del self.chunks[-(-positions // CHUNK_POSITIONS) :]
-
-
-def aligned_empty(n_bytes: int, alignment: int = 64) -> NDArray[np.uint8]:
-    """Uninitialised uint8 (n_bytes,) whose address is a multiple of ``alignment``."""
-    raw = np.empty(n_bytes + alignment, np.uint8)
-    start = -raw.ctypes.data % alignment
-    return raw[start : start + n_bytes]
+        keep = -(-positions // CHUNK_POSITIONS)
+        del self.chunks[keep:]
+        for charge in self._charges[keep:]:
+            charge.release()
+        del self._charges[keep:]

@@ -99,7 +99,7 @@ def penalize(
     recent = np.unique(np.asarray(history if last_n < 0 else history[-last_n:], dtype=np.int64))
     if recent.size == 0:
         return logits
-    out = logits.copy()
+    out: NDArray[np.float32] = logits.copy()
     out[recent] = np.where(out[recent] > 0, out[recent] / penalty, out[recent] * penalty)
     return out
 

@@ -60,7 +60,7 @@ class SpecialMatcher:
     def split(self, text: str, barriers: Sequence[int] = ()) -> list[SpecialMatch]:
         """The special tokens in a text, in order, none overlapping; blanks that one swallows are part of it.
 
-        barriers : character offsets that no control token may span. Raises ParameterError if outside the text.
+        barriers : character offsets that no special token may span. Raises ParameterError if outside the text.
         """
         fence = _fence(text, barriers)
         present = self._present(text)
@@ -78,7 +78,7 @@ class SpecialMatcher:
                     free = taken.find(0, blocked + 1)
                     at = text.find(found, free) if free >= 0 else -1
                     continue
-                if special.control and fence.find(1, at + 1, end) >= 0:
+                if fence.find(1, at + 1, end) >= 0:
                     at = text.find(found, at + 1)
                     continue
                 while special.strip_right and end < len(text) and text[end] in BLANKS and not taken[end]:

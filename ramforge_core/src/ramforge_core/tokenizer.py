@@ -49,7 +49,7 @@ class Tokenizer(ABC):
 
         add_special : add BOS/EOS as the file asks, never a second BOS before one that the text begins with.
         parse_special : text of control tokens becomes the token. User-defined tokens are matched always.
-        barriers : ascending character offsets that no control token may span, so that what a user typed stays text.
+        barriers : ascending character offsets that no special token may span, so that what a user typed stays text.
         """
 
     @abstractmethod

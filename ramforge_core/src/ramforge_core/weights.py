@@ -1,92 +1,107 @@
-"""Weights from disk into memory: the data source, and the loader for models that fit.
-
-The data source is the one place that reads tensor bytes.
-"""
+"""Pinned weights from disk into memory, still quantized."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable
-from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ramforge_core.errors import GGUFError, OutOfMemoryError
-from ramforge_core.kv import aligned_empty
+from ramforge_core.datasource import DataSource
+from ramforge_core.memory import allocate
+from ramforge_core.residency import GAP_BYTES, PAGE, Piece, Read
+from ramforge_core.stream import Stream
 
-if TYPE_CHECKING:
-    from ramforge_core.gguf import GGUF
-    from ramforge_core.model import Model
+ALIGNMENT = 64
 
-_READ_BYTES = 16 << 20
-
-
-class DataSource:
-    """Reads extents of a model's files. Opens each file once; closing it twice is harmless."""
-
-    def __init__(self, gguf: GGUF) -> None:
-        self._stack = ExitStack()
-        self._paths = gguf.files
-        self._files: dict[int, io.FileIO] = {}
-
-    def read_into(self, file: int, offset: int, out: NDArray[np.uint8]) -> None:
-        """Fill ``out`` from byte ``offset`` of file number ``file``. Raises GGUFError on a short read or I/O error."""
-        path = self._paths[file]
-        try:
-            if file not in self._files:
-                self._files[file] = self._stack.enter_context(io.FileIO(path, "r"))
-            handle = self._files[file]
-            handle.seek(offset)
-            view, done = memoryview(out), 0
-            while done < len(view):
-                count = handle.readinto(view[done : done + _READ_BYTES])
-                if not count:
-                    raise GGUFError(
-                        f"{path}: ends at byte {offset + done}, but {out.size} bytes were expected from byte {offset}; "
-                        "the file has changed or is cut short"
-                    )
-                done += count
-        except OSError as error:
-            raise GGUFError(f"{path}: cannot read {out.size} bytes at byte {offset}: {error}") from error
-
-    def close(self) -> None:
-        self._stack.close()
-        self._files.clear()
-
-    def __enter__(self) -> DataSource:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        self.close()
+Progress = Callable[[int, int], None]
+"""Called with bytes read so far and bytes in all."""
 
 
-def load_weights(
-    model: Model, source: DataSource, progress: Callable[[int, int], None] | None = None
+def pinned_bytes(pieces: Sequence[Piece]) -> int:
+    """Memory that the pieces take, each at a multiple of `ALIGNMENT`."""
+    return sum(-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in pieces)
+
+
+def load_pinned(
+    pieces: Sequence[Piece],
+    source: DataSource,
+    ring: tuple[NDArray[np.uint8], int] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, NDArray[np.uint8]]:
-    """Read all weights in file order: name -> uint8 (nbytes,), 64-byte aligned, still quantized.
+    """Read pieces in file order into one allocation: name -> uint8 (nbytes,), 64-byte aligned.
 
-    progress : called with bytes read so far and bytes in all.
-    Raises OutOfMemoryError naming the bytes needed.
+    ring : memory and number of slots of a stream that is not in use yet; then the bytes come through it, past the
+        page cache, and nothing else is allocated. Without it they are read through the page cache, which is faster
+        where the file is already there.
+    Raises GGUFError, or OutOfMemoryError.
     """
-    total = sum(spec.nbytes for spec in model.weights.values())
-    done, out = 0, {}
-    for name, spec in model.weights.items():
-        info = model.gguf.tensors[name]
-        try:
-            data = aligned_empty(spec.nbytes)
-        except MemoryError as error:
-            raise OutOfMemoryError(
-                f"no memory for tensor {name!r} ({spec.nbytes} bytes); the weights take {total} bytes in all, "
-                f"{done} were read"
-            ) from error
-        source.read_into(info.file, info.offset, data)
-        out[name] = data
-        done += spec.nbytes
+    arena = allocate(pinned_bytes(pieces))
+    out, at = {}, 0
+    for piece in pieces:
+        out[piece.name] = arena[at : at + piece.nbytes]
+        at += -(-piece.nbytes // ALIGNMENT) * ALIGNMENT
+    ordered = sorted(pieces, key=lambda p: (p.file, p.offset))
+    steps = _through_ring(ordered, source, *ring, out) if ring else _buffered(ordered, source, out)
+    done, total = 0, sum(p.nbytes for p in pieces)
+    for nbytes in steps:
+        done += nbytes
         if progress is not None:
             progress(done, total)
     return out
+
+
+def _buffered(
+    pieces: Sequence[Piece], source: DataSource, out: Mapping[str, NDArray[np.uint8]]
+) -> Iterator[int]:
+    for piece in pieces:
+        source.read_into(piece.file, piece.offset, out[piece.name])
+        yield piece.nbytes
+
+
+def _through_ring(
+    pieces: Sequence[Piece],
+    source: DataSource,
+    memory: NDArray[np.uint8],
+    slots: int,
+    out: Mapping[str, NDArray[np.uint8]],
+) -> Iterator[int]:
+    reads = list(_cut_by_bytes(pieces, len(memory) // slots - 2 * PAGE))
+    at = dict.fromkeys(out, 0)
+    stream = Stream(source, reads, memory, slots, repeat=False)
+    try:
+        stream.begin()
+        for _ in reads:
+            read, window = stream.take()
+            for name, start, nbytes in read.pieces:
+                out[name][at[name] : at[name] + nbytes] = window[start : start + nbytes]
+                at[name] += nbytes
+                yield nbytes
+            stream.give_back()
+    finally:
+        stream.close()
+
+
+def _cut_by_bytes(pieces: Sequence[Piece], most: int) -> Iterator[Read]:
+    """Reads of at most ``most`` payload bytes; pieces that touch in the file share one."""
+    parts: list[tuple[str, int, int, int]] = []  # name, file, offset, nbytes
+    for p in pieces:
+        parts += [(p.name, p.file, p.offset + b, min(most, p.nbytes - b)) for b in range(0, p.nbytes, most)]
+    group: list[tuple[str, int, int, int]] = []
+    for part in parts:
+        if group:
+            gap, span = part[2] - (group[-1][2] + group[-1][3]), part[2] + part[3] - group[0][2]
+            if part[1] != group[0][1] or gap > GAP_BYTES or span > most:
+                yield _read(group)
+                group = []
+        group.append(part)
+    if group:
+        yield _read(group)
+
+
+def _read(group: Sequence[tuple[str, int, int, int]]) -> Read:
+    first, last = group[0], group[-1]
+    offset = first[2] // PAGE * PAGE
+    nbytes = -(-(last[2] + last[3]) // PAGE) * PAGE - offset
+    parts = tuple((name, start - offset, n) for name, _, start, n in group)
+    return Read(first[1], offset, nbytes, parts, nbytes - sum(n for *_, n in parts))

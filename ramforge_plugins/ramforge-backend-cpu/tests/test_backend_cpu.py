@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+
 from ramforge_backend_cpu import CpuBackend
 from ramforge_backend_cpu.machine import ISA_VARIABLE, instruction_sets
-
 from ramforge_core.testing.backend import BackendTests
 
 HERE = [name for name, is_here in instruction_sets().items() if is_here]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import numpy as np
 import pytest
-from conftest import PythonKernels
+from python_kernels import PythonKernels
+
 from ramforge_backend_cpu import CpuBackend, machine
 from ramforge_backend_cpu.units import LOGITS_SLOT, build_units
-
+from ramforge_core.backend import Batch
 from ramforge_core.errors import BackendError, Interrupted, ParameterError, ShapeError
 from ramforge_core.graph import GraphBuilder, op_weights
 from ramforge_core.kv import CHUNK_POSITIONS
@@ -45,7 +48,11 @@ def test_no_value_lies_on_one_that_is_still_needed(packing):
         end = unit.out.slot + unit.out.stride
         assert end <= listed.floats_per_token
         for place in listed.places:
-            if place is not unit.out and written[id(place)] < number < place.last_use and place.slot != LOGITS_SLOT:
+            if (
+                place is not unit.out
+                and written[id(place)] < number < place.last_use
+                and place.slot != LOGITS_SLOT
+            ):
                 assert place.slot >= end or place.slot + place.stride <= unit.out.slot
 
 
@@ -66,7 +73,11 @@ def test_a_stage_over_all_tokens_after_one_over_the_wanted_is_refused():
 
 def rig_of(matmul, abi=1, **options):
     """A graph of two products by a Python kernel."""
-    weights = {"x": np.ones((40, 256), np.float32), "a": np.ones((256, 256), np.float32), "b": np.ones((64, 256), np.float32)}
+    weights = {
+        "x": np.ones((40, 256), np.float32),
+        "a": np.ones((256, 256), np.float32),
+        "b": np.ones((64, 256), np.float32),
+    }
     g = GraphBuilder({n: w.shape for n, w in weights.items()})
     with g.stage("only"):
         g.logits(g.linear(g.linear(g.embed("x"), "a"), "b"))
@@ -80,9 +91,6 @@ def test_kernels_of_another_abi_are_refused():
 
 
 def test_a_kernel_that_refuses_is_named():
-    with pytest.raises(BackendError, match="step 2"):
-        rig_of(lambda n_rows, acts: -1 if acts.shape[0] and n_rows == 16 and calls.append(n_rows) else 0).run([0])
-        calls = []
     with pytest.raises(BackendError, match="step 1"):
         rig_of(lambda n_rows, acts: -1).run([0])
 
@@ -113,7 +121,6 @@ def test_stop_in_the_middle_of_a_matrix_ends_the_run_within_a_task(threads):
         ("tokens must be 0 to 49", {"tokens": [-1, 5]}),
         ("positions", {"tokens": [1, 2], "positions": [-1, 0]}),
         ("tokens", {"tokens": [1] * 65}),
-        ("tokens", {"tokens": []}),
     ],
 )
 def test_what_does_not_fit_is_refused(what, change):
@@ -128,10 +135,9 @@ def test_positions_past_the_cache_are_refused():
     graph, weights = tiny_llama()
     rig = Rig(CpuBackend(), graph, weights, max_context=4 * CHUNK_POSITIONS)
     rig.run([1])
-    for cache in rig.caches:
-        cache.reserve = lambda positions: None
+    late = Batch(*(np.array([n], np.int32) for n in (1, CHUNK_POSITIONS, 0)), np.array([False]))
     with pytest.raises(ParameterError, match="capacity"):
-        rig.run([1], [CHUNK_POSITIONS])
+        rig.program.run(late, rig.caches, np.zeros((0, 50), np.float32), rig.control)
 
 
 def test_a_weight_that_is_not_bound_is_named():
@@ -148,17 +154,19 @@ def test_logits_of_another_shape_are_refused():
     graph, weights = tiny_llama()
     rig = Rig(CpuBackend(), graph, weights)
     rig.run([1])
-    from ramforge_core.backend import Batch
-
     one = np.zeros(1, np.int32)
     with pytest.raises(ShapeError, match="logits"):
-        rig.program.run(Batch(one, one, one, one == 0), rig.caches, np.zeros((1, 49), np.float32), rig.control)
+        rig.program.run(
+            Batch(one, one, one, one == 0), rig.caches, np.zeros((1, 49), np.float32), rig.control
+        )
 
 
 def test_an_instruction_set_that_is_not_here_is_an_error(monkeypatch):
     monkeypatch.setenv(machine.ISA_VARIABLE, "mmx")
     graph, weights = tiny_llama()
-    with pytest.raises(BackendError, match="RAMFORGE_ISA asks for 'mmx', but this machine has only .*portable"):
+    with pytest.raises(
+        BackendError, match=r"RAMFORGE_ISA asks for 'mmx', but this machine has only .*portable"
+    ):
         Rig(CpuBackend(), graph, weights)
     assert "mmx" in CpuBackend().describe()["isa"]
 
@@ -181,3 +189,27 @@ def test_a_missing_extension_module_is_a_reason_not_a_crash(monkeypatch):
     finally:
         monkeypatch.undo()
         machine.load_native.cache_clear()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_gets_an_error_and_can_end():
+    """The child inherits the program without its threads: it must not wait for them, in a run or at its end."""
+    script = """
+import os
+from ramforge_backend_cpu import CpuBackend
+from ramforge_core.testing.backend import Rig, tiny_llama
+rig = Rig(CpuBackend(), *tiny_llama(), threads=2)
+rig.run([1])
+if os.fork() == 0:
+    try:
+        rig.run([1])
+    except Exception as error:
+        print(error, flush=True)
+    del rig
+else:
+    os.wait()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "forked" in done.stdout

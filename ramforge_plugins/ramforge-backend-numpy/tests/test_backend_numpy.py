@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from ramforge_backend_numpy import NumpyBackend
 
+from ramforge_backend_numpy import NumpyBackend
 from ramforge_core.testing.backend import BackendTests
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from pathlib import Path
 
-import ramforge_quant_float
-
 import ramforge_core
+import ramforge_quant_float
 
 SOURCES = Path(ramforge_quant_float.__file__).parent
 HEADERS = Path(ramforge_core.__file__).parent / "include"
@@ -28,4 +27,6 @@ def test_headers_are_copies() -> None:
     copies = sorted(SOURCES.glob("ramforge_*.h"))
     assert "ramforge_kernel.h" in {c.name for c in copies}
     for copy in copies:
-        assert copy.read_bytes() == (HEADERS / copy.name).read_bytes(), f"{copy} differs from the one in ramforge_core"
+        assert copy.read_bytes() == (HEADERS / copy.name).read_bytes(), (
+            f"{copy} differs from the one in ramforge_core"
+        )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
-from ramforge_quant_k import ramforge_quant_formats
 
 from ramforge_core.quant import QuantFormat
 from ramforge_core.testing.kernels import machine_isas, pack, run_matmul, unpack_q8
 from ramforge_core.testing.quant import QuantFormatTests, same_bits
+from ramforge_quant_k import ramforge_quant_formats
 
 FORMATS = {f.name: f for f in ramforge_quant_formats()}
 SCALES = {"q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,)}
@@ -27,7 +27,9 @@ def set_scales(fmt: QuantFormat, blocks: np.ndarray, d: np.ndarray | float, dmin
         blocks[:, :4] = np.broadcast_to(d, len(blocks)).astype("<f4").view(np.uint8).reshape(-1, 4)
         return
     for at, value in zip(SCALES[fmt.name], (d, dmin), strict=False):
-        blocks[:, at : at + 2] = np.broadcast_to(value, len(blocks)).astype("<f2").view(np.uint8).reshape(-1, 2)
+        blocks[:, at : at + 2] = (
+            np.broadcast_to(value, len(blocks)).astype("<f2").view(np.uint8).reshape(-1, 2)
+        )
 
 
 def get_scales(fmt: QuantFormat, blocks: np.ndarray) -> list[np.ndarray]:
@@ -78,7 +80,9 @@ def test_hand_computed_q6_k() -> None:
     block[208:] = np.array([0.5], "<f2").view(np.uint8)
     values = FORMATS["q6_k"].decode(block[None])[0]
     assert (values[80:96] == 0.5 * -3 * (0 + 16 * 2 - 32)).all()
-    block[192 + 3] = 2  # group 3 (values 48..63) takes the low nibbles of ql[48..63], and bits 2, 3 of qh[16..31]
+    block[192 + 3] = (
+        2  # group 3 (values 48..63) takes the low nibbles of ql[48..63], and bits 2, 3 of qh[16..31]
+    )
     assert (FORMATS["q6_k"].decode(block[None])[0][48:64] == 0.5 * 2 * (9 - 32)).all()
 
 
@@ -127,7 +131,7 @@ def test_matmul_is_the_stated_expression(fmt: QuantFormat, columns: int) -> None
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 def test_extremes_do_not_saturate(fmt: QuantFormat) -> None:
-    """All weight bits set or clear against activations of full size and one sign: the largest integer sums there are."""
+    """All weight bits set or clear against full-size activations of one sign: the largest integer sums there are."""
     assert fmt.kernels is not None
     for fill in (0, 127, 128, 255):
         weights = np.full((16, fmt.block_bytes), fill, np.uint8)
@@ -136,4 +140,7 @@ def test_extremes_do_not_saturate(fmt: QuantFormat) -> None:
             acts = pack("q8_256", np.full((9, 256), 127 * sign, np.float32))
             expected = stated_product(fmt, weights, 256, acts)
             for isa in machine_isas() & set(fmt.kernels.functions):
-                assert same_bits(run_matmul(fmt.kernels.functions[isa], weights, 256, acts), expected), (isa, fill)
+                assert same_bits(run_matmul(fmt.kernels.functions[isa], weights, 256, acts), expected), (
+                    isa,
+                    fill,
+                )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
-from ramforge_quant_legacy import ramforge_quant_formats
 
 from ramforge_core.quant import QuantFormat
 from ramforge_core.testing.kernels import machine_isas, pack, run_matmul, unpack_q8
 from ramforge_core.testing.quant import QuantFormatTests, same_bits
+from ramforge_quant_legacy import ramforge_quant_formats
 
 FORMATS = {f.name: f for f in ramforge_quant_formats()}
 MINIMUM = {"q4_1", "q5_1"}
@@ -39,7 +39,10 @@ HAND_COMPUTED = {
         halves(0.5, -3) + b"\x01\x00\x00\x80" + b"\x21" * 16,
         [0.5 * 17 - 3] + [0.5 * 1 - 3] * 15 + [0.5 * 2 - 3] * 15 + [0.5 * 18 - 3],
     ),
-    "q8_0": (halves(0.25) + bytes(range(16)) + bytes(range(240, 256)), [0.25 * q for q in (*range(16), *range(-16, 0))]),
+    "q8_0": (
+        halves(0.25) + bytes(range(16)) + bytes(range(240, 256)),
+        [0.25 * q for q in (*range(16), *range(-16, 0))],
+    ),
 }
 
 
@@ -104,15 +107,18 @@ def test_matmul_is_the_stated_expression(fmt: QuantFormat, columns: int) -> None
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 def test_extremes_do_not_saturate(fmt: QuantFormat) -> None:
-    """All weight bits set or clear against activations of full size and one sign: the largest integer sums there are."""
+    """All weight bits set or clear against full-size activations of one sign: the largest integer sums there are."""
     rows, columns = 16, 256
     assert fmt.kernels is not None
     for fill in (0, 127, 128, 255):
         weights = np.full((rows * 8, fmt.block_bytes), fill, np.uint8)
-        weights[:, :4 if fmt.name in MINIMUM else 2] = 0x3B  # a half of about 0.9
+        weights[:, : 4 if fmt.name in MINIMUM else 2] = 0x3B  # a half of about 0.9
         weights = weights.reshape(rows, -1)
         for sign in (1, -1):
             acts = pack("q8_32", np.full((9, columns), 127 * sign, np.float32))
             expected = stated_product(fmt, weights, columns, acts)
             for isa in machine_isas() & set(fmt.kernels.functions):
-                assert same_bits(run_matmul(fmt.kernels.functions[isa], weights, columns, acts), expected), (isa, fill)
+                assert same_bits(run_matmul(fmt.kernels.functions[isa], weights, columns, acts), expected), (
+                    isa,
+                    fill,
+                )

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from ramforge_core.gguf import TensorInfo, type_label
 from ramforge_core.inspection.facts import Inspection, TypeShare, value_facts
+from ramforge_core.sizes import format_size
 
 WIDTH = 100
 """Characters of a value that are shown; ``--json`` has the rest."""
@@ -35,14 +36,6 @@ def escape(text: str) -> str:
     )
 
 
-def size(n_bytes: int) -> str:
-    """Bytes in the unit that fits, powers of 1024."""
-    if n_bytes < 1024:
-        return f"{n_bytes} bytes"
-    power = min((n_bytes.bit_length() - 1) // 10, 4)
-    return f"{n_bytes / 1024**power:.2f} {'KMGT'[power - 1]}iB"
-
-
 def _cut(text: str) -> str:
     shown = escape(text)
     return shown if len(shown) <= WIDTH else f"{shown[: WIDTH - 3]}..."
@@ -61,10 +54,13 @@ def _table(rows: Iterable[tuple[str, ...]]) -> list[str]:
 def _file(inspection: Inspection) -> list[str]:
     gguf = inspection.gguf
     rows = [
-        (escape(shard.path), size(shard.nbytes), f"{shard.tensors} tensors") for shard in inspection.files
+        (escape(shard.path), format_size(shard.nbytes), f"{shard.tensors} tensors")
+        for shard in inspection.files
     ]
     lines = _table(rows)
-    lines.append(f"  GGUF version {gguf.version}, alignment {gguf.alignment}, {size(gguf.nbytes)} in all")
+    lines.append(
+        f"  GGUF version {gguf.version}, alignment {gguf.alignment}, {format_size(gguf.nbytes)} in all"
+    )
     name = "not named" if inspection.architecture is None else _cut(inspection.architecture)
     lines.append(f"  architecture {name}, {inspection.parameters} parameters")
     if inspection.tied_embeddings:
@@ -86,7 +82,7 @@ def _value(facts: object) -> str:
     if isinstance(facts, dict) and "items" in facts:
         return f"{facts['items']} items ({facts['array_of']})"
     if isinstance(facts, dict):
-        return f'"{_cut(facts["begins"])}" ({size(facts["text_bytes"])})'
+        return f'"{_cut(facts["begins"])}" ({format_size(facts["text_bytes"])})'
     return _cut(json.dumps(facts, ensure_ascii=False))
 
 
@@ -95,7 +91,7 @@ def _quantization(shares: Iterable[TypeShare]) -> list[str]:
         (
             type_label(share.ggml_type),
             f"{share.tensors} tensors",
-            "unknown size" if share.nbytes is None else size(share.nbytes),
+            "unknown size" if share.nbytes is None else format_size(share.nbytes),
             "" if share.share is None else f"{share.share:.1%}",
             "" if share.bits_per_weight is None else f"{share.bits_per_weight:.6g} bits per weight",
         )

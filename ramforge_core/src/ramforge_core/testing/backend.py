@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,7 +18,8 @@ from numpy.typing import NDArray
 from ramforge_core.backend import Backend, Batch, Control, Limits, Program, WeightSpec
 from ramforge_core.errors import Interrupted, ShapeError
 from ramforge_core.graph import Graph, GraphBuilder, Rope, RopeScaling, Value
-from ramforge_core.kv import CHUNK_POSITIONS, KVCache, KVLayout, KVType, aligned_empty
+from ramforge_core.kv import CHUNK_POSITIONS, KVCache, KVLayout, KVType
+from ramforge_core.memory import allocate
 from ramforge_core.quant import QuantFormat
 from ramforge_core.rope import rope_frequencies
 
@@ -88,14 +90,14 @@ class Rig:
         if not cuts:
             self.program.run(batch, self.caches, logits, self.control)
         bounds = [0, *cuts, len(self.program.steps)]
-        for start, stop in zip(bounds, bounds[1:], strict=False) if cuts else ():
+        for start, stop in pairwise(bounds) if cuts else ():
             self.program.run(batch, self.caches, logits, self.control, range(start, stop))
         return logits
 
 
 def packed(weight: F32) -> NDArray[np.uint8]:
     """Aligned bytes of a float32 array."""
-    out = aligned_empty(weight.nbytes)
+    out = allocate(weight.nbytes)
     out[:] = np.ascontiguousarray(weight, np.float32).reshape(-1).view(np.uint8)
     return out
 
@@ -123,7 +125,10 @@ def tiny_llama(
         add(f"{i}.gate", ffn, width), add(f"{i}.up", ffn, width), add(f"{i}.down", width, ffn)
     g = GraphBuilder({name: w.shape for name, w in weights.items()})
     rope: dict[str, Any] = {
-        "head_width": head_width, "rotary_width": head_width, "pairs": "adjacent", "base": 10000.0
+        "head_width": head_width,
+        "rotary_width": head_width,
+        "pairs": "adjacent",
+        "base": 10000.0,
     }
     with g.stage("embed"):
         x = g.embed("embed")
@@ -149,11 +154,20 @@ def _sigmoid(x: F64) -> F64:
 
 
 def _rms(x: F64, w: F64, eps: float) -> F64:
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w
+    out: F64 = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w
+    return out
 
 
 def _attend(
-    q: F64, k: F64, v: F64, heads: int, kv_heads: int, scale: float, window: int | None, cap: float | None, sinks: F64 | None
+    q: F64,
+    k: F64,
+    v: F64,
+    heads: int,
+    kv_heads: int,
+    scale: float,
+    window: int | None,
+    cap: float | None,
+    sinks: F64 | None,
 ) -> F64:
     """One sequence from position 0: q (T, H*K), k (T, G*K), v (T, G*V), a loop over tokens and heads."""
     n, key, value = len(q), q.shape[1] // heads, v.shape[1] // kv_heads
@@ -258,7 +272,15 @@ class BackendTests:
         """B3: every op gives what its formula says, for one token and for many, whatever the width."""
         build, formula = _OPS[name]
         rng = np.random.default_rng(5)
-        shapes = {"x": (40, 60), "y": (40, 60), "v": (60,), "u": (60,), "group": (20,), "m": (71, 60), "mb": (71,)}
+        shapes = {
+            "x": (40, 60),
+            "y": (40, 60),
+            "v": (60,),
+            "u": (60,),
+            "group": (20,),
+            "m": (71, 60),
+            "mb": (71,),
+        }
         weights = {n: rng.standard_normal(s).astype(np.float32) * 2 for n, s in shapes.items()}
         g = GraphBuilder(shapes)
         with g.stage("only"):
@@ -273,7 +295,10 @@ class BackendTests:
         """B4: rope turns the pairs that are meant by the angles of `rope_frequencies`, at far positions too."""
         options = {"head_width": 16, "rotary_width": 16, "base": 1000.0, **_ROPES[name]}
         rng = np.random.default_rng(6)
-        weights = {"x": rng.standard_normal((7, 48)).astype(np.float32), "factors": np.float32([1, 1, 2, 2, 3, 4, 4, 8])}
+        weights = {
+            "x": rng.standard_normal((7, 48)).astype(np.float32),
+            "factors": np.array([1, 1, 2, 2, 3, 4, 4, 8], np.float32),
+        }
         g = GraphBuilder({n: w.shape for n, w in weights.items()})
         with g.stage("only"):
             out = g.rope(g.embed("x"), **options)
@@ -288,7 +313,9 @@ class BackendTests:
         heads = weights["x"].astype(np.float64).reshape(7, 3, 16)
         pair, half = op.rotary_width, op.rotary_width // 2
         first, second = (
-            (slice(0, pair, 2), slice(1, pair, 2)) if op.pairs == "adjacent" else (slice(0, half), slice(half, pair))
+            (slice(0, pair, 2), slice(1, pair, 2))
+            if op.pairs == "adjacent"
+            else (slice(0, half), slice(half, pair))
         )
         turned = (heads[..., first] + 1j * heads[..., second]) * turns
         wanted = heads.copy()
@@ -299,9 +326,21 @@ class BackendTests:
     @pytest.mark.parametrize("kv_type", ["f32", "f16"])
     def test_attention(self, backend: Backend, name: str, kv_type: KVType) -> None:
         """B5: attention gives what its formula says, on keys and values rounded to the cache's type."""
-        options = {"heads": 6, "kv_heads": 6, "key_width": 16, "value_width": 16, "scale": 0.3, **_ATTENTIONS[name]}
+        options = {
+            "heads": 6,
+            "kv_heads": 6,
+            "key_width": 16,
+            "value_width": 16,
+            "scale": 0.3,
+            **_ATTENTIONS[name],
+        }
         heads, kv_heads, key, value = (options[n] for n in ("heads", "kv_heads", "key_width", "value_width"))
-        shapes = {"q": (70, heads * key), "k": (70, kv_heads * key), "v": (70, kv_heads * value), "sinks": (heads,)}
+        shapes = {
+            "q": (70, heads * key),
+            "k": (70, kv_heads * key),
+            "v": (70, kv_heads * value),
+            "sinks": (heads,),
+        }
         rng = np.random.default_rng(7)
         weights = {n: (rng.standard_normal(s) * 1.5).astype(np.float32) for n, s in shapes.items()}
         g = GraphBuilder(shapes)
@@ -335,7 +374,8 @@ class BackendTests:
                 assert (rows[:, 2:] == 77).all()
 
     def test_chunks_give_the_same_bits(self, backend: Backend) -> None:
-        """B7: a prompt in one pass, in chunks, or token by token gives the same bits, across chunks of the cache too."""
+        """B7: a prompt in one pass, in chunks, or token by token gives the same bits, across chunks of the cache
+        too."""
         graph, weights = tiny_llama()
         tokens = np.random.default_rng(1).integers(0, 50, CHUNK_POSITIONS + 30).tolist()
         whole = Rig(backend, graph, weights, kv_type="f16", max_tokens=len(tokens)).run(tokens)
@@ -421,7 +461,11 @@ class BackendTests:
                 peak = tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
-            others = sum(w.nbytes for w in weights.values()) + n * 50 * 4 + rig.caches[0].capacity * rig.layout.bytes_per_token
+            others = (
+                sum(w.nbytes for w in weights.values())
+                + n * 50 * 4
+                + rig.caches[0].capacity * rig.layout.bytes_per_token
+            )
             assert peak - others <= rig.program.workspace_bytes(n) + (1 << 18)
             assert stated >= rig.program.workspace_bytes(n // 2)
 

@@ -136,7 +136,7 @@ def pack_info(
 def _pack_value(value: object, kind: str | None, order: str) -> tuple[int, bytes]:
     if isinstance(value, np.ndarray):
         name = kind or value.dtype.name
-        raw = value.astype(np.dtype(name).newbyteorder(order)).tobytes()
+        raw = value.astype(np.dtype(f"{order}{np.dtype(name).str[1:]}")).tobytes()
         return _IDS["array"], struct.pack(f"{order}IQ", _IDS[name], value.size) + raw
     if isinstance(value, (list, tuple)):
         return _IDS["array"], _pack_items(list(value), kind, order)

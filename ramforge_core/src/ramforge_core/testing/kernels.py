@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -91,15 +91,20 @@ def run_matmul(
     acts: Bytes,
     *,
     out: NDArray[np.float32] | None = None,
-    **broken: int,
+    wrong: Mapping[str, int] | None = None,
 ) -> NDArray[np.float32]:
     """Multiply rows uint8 (rows, row bytes) with packed activations uint8 (n, bytes); float32 (n, rows).
 
-    broken : sizes that replace the right ones, for calls that must be refused with a ValueError.
+    wrong : sizes that replace the right ones, by the names of the C arguments. Raises ValueError if refused.
     """
     if out is None:
         out = np.full((len(acts), len(weights)), np.nan, np.float32)
-    sizes = {"row_bytes": weights.shape[1], "n_rows": len(weights), "n_cols": columns, "n_acts": len(acts)} | broken
+    sizes = {
+        "row_bytes": weights.shape[1],
+        "n_rows": len(weights),
+        "n_cols": columns,
+        "n_acts": len(acts),
+    } | dict(wrong or {})
     code = functions.matmul(
         _pointer("uint8_t *", weights),
         sizes["row_bytes"],

@@ -7,8 +7,9 @@ A plugin's test is a subclass that says which format it is about::
         def quant_format(self) -> QuantFormat:
             return Q4_K()
 
-The NumPy ``decode`` is the definition that everything else is held against; that it is the right one is the business
-of the plugin's own tests (a hand-computed block, another implementation). Clauses are listed in ``docs/conformance.md``.
+The NumPy ``decode`` is the definition that everything else is held against; that it is the right one is the
+business of the plugin's own tests (a hand-computed block, another implementation). ``docs/conformance.md`` lists the
+clauses.
 """
 
 from __future__ import annotations
@@ -247,9 +248,13 @@ class QuantFormatTests:
             assert np.sqrt(np.mean(error**2) / np.mean(exact**2)) < self.product_tolerance, isa
 
     def test_empty_and_broken_calls(
-        self, quant_format: QuantFormat, kernels: QuantKernels, functions: dict[str, KernelFunctions], unit: int
+        self,
+        quant_format: QuantFormat,
+        kernels: QuantKernels,
+        functions: dict[str, KernelFunctions],
+        unit: int,
     ) -> None:
-        """Q12: no rows, no activations or no blocks is a call like any other; senseless sizes give a negative number."""
+        """Q12: no rows, activations or blocks is a call like any other; senseless sizes give a negative number."""
         fmt = quant_format
         weights = np.zeros((3, fmt.nbytes(unit)), np.uint8)
         acts = pack(kernels.packing, np.ones((2, unit), np.float32))
@@ -258,12 +263,17 @@ class QuantFormatTests:
             assert run_matmul(f, weights[:0], unit, acts).shape == (2, 0)
             assert run_matmul(f, weights, unit, acts[:0]).shape == (0, 3)
             assert not run_matmul(f, weights[:, :0], 0, acts[:, :0]).any()
-            for bad in ({"n_rows": -1}, {"n_acts": -1}, {"n_cols": -unit}, {"row_bytes": fmt.nbytes(unit) - 1}):
+            for bad in (
+                {"n_rows": -1},
+                {"n_acts": -1},
+                {"n_cols": -unit},
+                {"row_bytes": fmt.nbytes(unit) - 1},
+            ):
                 with pytest.raises(ValueError, match="returned"):
-                    run_matmul(f, weights, unit, acts, **bad)
+                    run_matmul(f, weights, unit, acts, wrong=bad)
             if fmt.block_values > 1:
                 with pytest.raises(ValueError, match="returned"):
-                    run_matmul(f, weights, unit, acts, n_cols=unit - 1)
+                    run_matmul(f, weights, unit, acts, wrong={"n_cols": unit - 1})
 
     def test_writes_only_its_results(
         self,
@@ -303,7 +313,7 @@ class QuantFormatTests:
         at_the_end: Any,
     ) -> None:
         """Q14: nothing is read past the last byte of weights, activations and blocks (else this test dies)."""
-        fmt, columns = quant_format, unit * (300 // unit + 1)
+        fmt, columns = quant_format, unit * (300 // unit | 1)  # an odd number of blocks
         for rows in (1, 15, 16, 35):
             weights = at_the_end(self.matrix(fmt, rng, rows, columns))
             for n in (1, 3, 8):

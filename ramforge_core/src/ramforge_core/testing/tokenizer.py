@@ -112,7 +112,7 @@ class TokenizerTests:
             assert tokenizer.encode(f"a{text}b{text}", parse_special=True).count(token) == 2, text
 
     def test_barriers(self, tokenizer: Tokenizer) -> None:
-        """T8: no control token spans a barrier; one that only touches it is parsed."""
+        """T8: no special token spans a barrier; one that only touches it is parsed."""
         for text in tokenizer.control_texts:
             token = tokenizer.encode(text, parse_special=True)[0]
             whole = f"ab{text}cd"

@@ -8,6 +8,7 @@ from pathlib import Path
 from cffi import FFI
 
 SOURCES = Path(__file__).resolve().parent / "csrc"
+FLAGS = ["-O3", "-std=gnu11", "-ffp-contract=off", "-Wno-psabi", "-pthread"]
 ROOT = SOURCES.parents[2]  # setuptools wants paths relative to setup.py
 
 ffi = FFI()
@@ -18,7 +19,9 @@ ffi.set_source(
     sources=[str(p.relative_to(ROOT)) for p in sorted(SOURCES.glob("*.c"))],
     include_dirs=[str(SOURCES)],
     depends=[str(p.relative_to(ROOT)) for p in sorted(SOURCES.glob("*.h"))],
-    extra_compile_args=[] if sys.platform == "win32" else ["-O3", "-std=gnu11", "-ffp-contract=off", "-Wno-psabi", "-pthread"],
+    extra_compile_args=[]
+    if sys.platform == "win32"
+    else ["-O3", "-std=gnu11", "-ffp-contract=off", "-Wno-psabi", "-pthread"],
     extra_link_args=[] if sys.platform == "win32" else ["-pthread"],
     py_limited_api=True,
 )

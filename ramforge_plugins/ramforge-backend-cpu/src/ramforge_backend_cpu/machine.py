@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from attrs import frozen
@@ -27,10 +28,10 @@ class Native:
 def load_native() -> Native | str:
     """The extension module, or why there is none."""
     try:
-        from ramforge_backend_cpu import _native
+        built = import_module("ramforge_backend_cpu._native")
     except ImportError as error:
         return f"the C part of ramforge-backend-cpu is not built: {error}; reinstall it where there is a C compiler"
-    return Native(_native.ffi, _native.lib)
+    return Native(built.ffi, built.lib)
 
 
 def native() -> Native:
@@ -44,7 +45,7 @@ def native() -> Native:
 def instruction_sets() -> dict[str, bool]:
     """Names that this build knows, the widest first, and whether the machine has them."""
     n = native()
-    out = {}
+    out: dict[str, bool] = {}
     while (name := n.lib.rf_isa_name(len(out))) != n.ffi.NULL:
         out[n.ffi.string(name).decode()] = bool(n.lib.rf_isa_here(len(out)))
     return out
@@ -60,7 +61,8 @@ def chosen_isa() -> str:
     wanted = os.environ.get(ISA_VARIABLE) or here[0]
     if wanted not in here:
         raise BackendError(
-            f"{ISA_VARIABLE} asks for {wanted!r}, but this machine has only {', '.join(here)}; unset it or name one of these"
+            f"{ISA_VARIABLE} asks for {wanted!r}, but this machine has only {', '.join(here)}; "
+            "unset it or name one of these"
         )
     return wanted
 
@@ -71,5 +73,7 @@ def chosen_threads(asked: int) -> int:
         return default_threads()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if asked > usable:
-        log.warning("%d threads are asked for, but only %d processors may be used: %d threads", asked, usable, usable)
+        log.warning(
+            "%d threads are asked for, but only %d processors may be used: %d threads", asked, usable, usable
+        )
     return min(asked, usable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,11 +12,12 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from ramforge_backend_cpu.machine import native
-from ramforge_backend_cpu.units import LOGITS_SLOT, Unit, UnitList, build_units, packed_bytes
+from ramforge_backend_cpu.units import Unit, UnitList, build_units
 from ramforge_core.backend import Batch, Control, Limits, Program, Step, WeightSpec
 from ramforge_core.errors import BackendError, Interrupted, OutOfMemoryError, ParameterError, ShapeError
 from ramforge_core.graph import Attention, Embed, Graph, Linear, Norm, Rope, Scale, Slice, Softcap, op_weights
-from ramforge_core.kv import CHUNK_POSITIONS, KVCache, aligned_empty
+from ramforge_core.kv import CHUNK_POSITIONS, KVCache
+from ramforge_core.memory import allocate
 from ramforge_core.quant import KERNEL_ABI, KernelFunctions, Packing
 from ramforge_core.rope import rope_frequencies
 
@@ -36,11 +38,14 @@ class CpuProgram(Program):
     _kernels: dict[str, tuple[Packing, KernelFunctions | None]] = field(init=False, repr=False)
     """By matrix; None: decoded to float32 when bound."""
     _list: UnitList = field(init=False, repr=False)
+    _readers: dict[str, list[int]] = field(init=False, repr=False)
+    """By weight: the units that read it."""
     _first_unit: list[int] = field(init=False, repr=False)
     """By step, and the number of units past the end."""
     _run: Any = field(init=False, repr=False)
     _units: Any = field(init=False, repr=False)
     _pool: Any = field(init=False, repr=False)
+    _process: int = field(factory=os.getpid, init=False, repr=False)
     _alive: dict[str, Any] = field(factory=dict, init=False, repr=False)
     """Whatever the tables point to."""
     _bound: dict[str, NDArray[Any]] = field(factory=dict, init=False, repr=False)
@@ -50,7 +55,16 @@ class CpuProgram(Program):
         self.steps = [Step(stage.name, i, op_weights(op)) for i, (stage, op) in enumerate(stages)]
         matrices = [op.weight for _, op in stages if isinstance(op, (Linear, Embed))]
         self._kernels = {name: self._pick(name) for name in dict.fromkeys(matrices)}
+        if plain := [name for name, (_, functions) in self._kernels.items() if functions is None]:
+            formats = ", ".join(sorted({self.specs[name].format.name for name in plain}))
+            log.info(
+                "no kernels for %s: %d weights are kept decoded to float32, and slower", formats, len(plain)
+            )
         self._list = build_units(self.graph, {name: packing for name, (packing, _) in self._kernels.items()})
+        self._readers = {}
+        for i, unit in enumerate(self._list.units):
+            for name in op_weights(unit.op) if unit.op is not None else ():
+                self._readers.setdefault(name, []).append(i)
         starts = [u.step for u in self._list.units]
         self._first_unit = [starts.index(i) for i in range(len(self.steps))] + [len(starts)]
         self._allocate()
@@ -60,7 +74,6 @@ class CpuProgram(Program):
         quant = self.specs[name].format
         kernels = quant.kernels
         if kernels is None:
-            log.warning("format %s of %s has no kernels: it is decoded to float32", quant.name, name)
             return "f32", None
         if kernels.abi != KERNEL_ABI:
             raise BackendError(
@@ -76,13 +89,17 @@ class CpuProgram(Program):
         floats = 64
         for op in self.graph.ops:
             if isinstance(op, Attention):
-                floats = max(floats, lib.rf_attend_scratch(self.limits.max_context, op.key_width, op.value_width))
+                floats = max(
+                    floats, lib.rf_attend_scratch(self.limits.max_context, op.key_width, op.value_width)
+                )
             elif isinstance(op, Rope):
                 floats = max(floats, op.rotary_width + 32)
         return int(-(-floats // 16) * 16)
 
     def workspace_bytes(self, n_tokens: int) -> int:
-        decoded = sum(4 * int(np.prod(self.specs[n].shape)) for n, (_, k) in self._kernels.items() if k is None)
+        decoded = sum(
+            4 * int(np.prod(self.specs[n].shape)) for n, (_, k) in self._kernels.items() if k is None
+        )
         vectors = sum(4 * self.specs[n].shape[0] for n in self._vector_names())
         tables = len(self._list.units) * 400 + len(self._list.places) * 32
         values = 4 * n_tokens * self._list.floats_per_token
@@ -94,15 +111,17 @@ class CpuProgram(Program):
     def _allocate(self) -> None:
         n = self.limits.max_tokens
         try:
-            self._alive["workspace"] = aligned_empty(4 * n * self._list.floats_per_token)
-            self._alive["scratch"] = aligned_empty(4 * self.threads * self._scratch_floats)
+            self._alive["workspace"] = allocate(4 * n * self._list.floats_per_token)
+            self._alive["scratch"] = allocate(4 * self.threads * self._scratch_floats)
         except MemoryError as error:
             raise OutOfMemoryError(
                 f"no memory for the workspace of {self.workspace_bytes(n)} bytes; allow fewer tokens in a pass ({n}), "
                 f"a shorter context ({self.limits.max_context}) or fewer threads ({self.threads})"
             ) from error
         lib, ffi = native().lib, native().ffi
-        number = [ffi.string(lib.rf_isa_name(i)).decode() for i in range(3) if lib.rf_isa_name(i)].index(self.isa)
+        number = [ffi.string(lib.rf_isa_name(i)).decode() for i in range(3) if lib.rf_isa_name(i)].index(
+            self.isa
+        )
         pool = lib.rf_pool_new(self.threads, number)
         if pool == ffi.NULL:
             raise BackendError(f"cannot start {self.threads} threads; ask for fewer with --threads")
@@ -142,13 +161,14 @@ class CpuProgram(Program):
         op = unit.op
         if isinstance(op, (Linear, Embed)):
             spec = self.specs[op.weight]
-            packing, functions = self._kernels[op.weight]
+            functions = self._kernels[op.weight][1]
             row.n_rows, row.n_cols = spec.shape
             row.row_bytes = 4 * spec.shape[1] if functions is None else spec.row_bytes
             row.row_blocks = spec.shape[1] // spec.format.block_values
             row.act_bytes = unit.inputs[0].stride * 4 if unit.inputs else 0
             if functions is not None:
                 row.decode, row.matmul = functions.decode, functions.matmul
+            row.start = op.start if isinstance(op, Linear) else 0
         elif isinstance(op, Norm):
             row.number, row.vector_width = op.eps, op.group
         elif isinstance(op, Slice):
@@ -179,9 +199,8 @@ class CpuProgram(Program):
                 )
             keep = name in self._kernels and self._kernels[name][1] is not None
             self._bound[name] = data if keep else _decoded(spec, data)
-        for i, unit in enumerate(self._list.units):
-            if unit.op is not None and any(name in weights for name in op_weights(unit.op)):
-                self._point(self._units[i], unit)
+        for i in dict.fromkeys(i for name in weights for i in self._readers.get(name, ())):
+            self._point(self._units[i], self._list.units[i])
 
     def _point(self, row: Any, unit: Unit) -> None:
         """Let a unit point to those of its weights that are bound."""
@@ -247,6 +266,10 @@ class CpuProgram(Program):
         self, batch: Batch, caches: Sequence[KVCache], logits: NDArray[np.float32], steps: range
     ) -> None:
         """C trusts its arguments, so nothing that is out of range may pass."""
+        if os.getpid() != self._process:
+            raise BackendError(
+                "the program was made before this process was forked, and its threads are not here"
+            )
         n, n_wanted = len(batch.tokens), int(batch.wanted.sum())
         arrays = (batch.tokens, batch.positions, batch.sequences)
         if any(a.dtype != np.int32 or a.shape != (n,) or not a.flags.c_contiguous for a in arrays):
@@ -262,7 +285,9 @@ class CpuProgram(Program):
             )
         if not logits.flags.c_contiguous or not logits.flags.writeable:
             raise ShapeError("logits must be contiguous and writable")
-        vocab = min((self.specs[op.weight].shape[0] for op in self.graph.ops if isinstance(op, Embed)), default=1)
+        vocab = min(
+            (self.specs[op.weight].shape[0] for op in self.graph.ops if isinstance(op, Embed)), default=1
+        )
         capacity = np.array([cache.capacity for cache in caches])
         if batch.tokens.min() < 0 or batch.tokens.max() >= vocab:
             raise ParameterError(f"tokens must be 0 to {vocab - 1}")
@@ -273,14 +298,16 @@ class CpuProgram(Program):
             raise ParameterError(f"positions must be 0 to {end - 1}, and inside the capacity of their cache")
         if any(cache.layout != self.limits.kv_layout for cache in caches):
             raise ShapeError("a KV cache has another layout than the program was compiled for")
-        if missing := [w for step in self.steps[steps.start : steps.stop] for w in step.weights if w not in self._bound]:
+        if missing := [
+            w for step in self.steps[steps.start : steps.stop] for w in step.weights if w not in self._bound
+        ]:
             raise ParameterError(f"weight {missing[0]!r} is not bound")
 
 
 def _decoded(spec: WeightSpec, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """The weight as float32, decoded in slabs of rows."""
     rows = spec.shape[0] if len(spec.shape) == 2 else 1
-    out = aligned_empty(4 * rows * spec.shape[-1]).view(np.float32).reshape(rows, spec.shape[-1])
+    out = allocate(4 * rows * spec.shape[-1]).view(np.float32).reshape(rows, spec.shape[-1])
     slab = max(1, _DECODE_VALUES // spec.shape[-1])
     packed = data.reshape(rows, spec.row_bytes)
     for r in range(0, rows, slab):

@@ -18,11 +18,19 @@ from ramforge_core.quant import Packing
 LOGITS_SLOT = -1
 """Slot of values that lie in the logits array."""
 
+_NOWHERE = -2
 _LANES = 16
 PACKED_BYTES = {"q8_32": (32, 44), "q8_256": (256, 292)}
 """Values in a block and bytes of a block, as in ``ramforge_kernel.h``."""
 
-_KINDS = {"Add": "ADD", "Mul": "MUL", "Scale": "SCALE", "Softcap": "SOFTCAP", "Embed": "EMBED", "Slice": "SLICE"}
+_KINDS = {
+    "Add": "ADD",
+    "Mul": "MUL",
+    "Scale": "SCALE",
+    "Softcap": "SOFTCAP",
+    "Embed": "EMBED",
+    "Slice": "SLICE",
+}
 
 
 @define(eq=False)
@@ -31,12 +39,16 @@ class Place:
 
     width: int
     wanted: bool
-    slot: int | None = None
+    slot: int = _NOWHERE
     last_use: int = -1
 
     @property
     def stride(self) -> int:
-        return self.width if self.slot == LOGITS_SLOT else -(-self.width // _LANES) * _LANES
+        if self.slot == LOGITS_SLOT:
+            return self.width
+        whole = -(-self.width // _LANES) * _LANES
+        # a column of rows 4096 bytes apart would crowd into one set of the cache
+        return whole + _LANES if whole % 1024 == 0 else whole
 
 
 @frozen(eq=False)
@@ -98,7 +110,9 @@ class _Builder:
             if stage.rows == "wanted" and not self.wanted:
                 self._gather(step)
             if stage.rows == "all" and self.wanted:
-                raise BackendError(f"stage {stage.name!r} is over all tokens, but comes after one over wanted tokens")
+                raise BackendError(
+                    f"stage {stage.name!r} is over all tokens, but comes after one over wanted tokens"
+                )
             for op in stage.ops:
                 self._op(step, op)
                 step += 1
@@ -107,8 +121,11 @@ class _Builder:
         self.places[self.graph.logits.name].last_use = len(self.units)
         return self.units
 
-    def _emit(self, kind: str, step: int, op: Op | None, width: int | None, *inputs: Place) -> Place | None:
-        out = None if width is None else Place(width, self.wanted)
+    def _emit(
+        self, kind: str, step: int, op: Op | None, to: int | Place | None, *inputs: Place
+    ) -> Place | None:
+        """to : width of a new place, or the place that is written."""
+        out = Place(to, self.wanted) if isinstance(to, int) else to
         for place in inputs:
             place.last_use = len(self.units)
         if out is not None:
@@ -122,7 +139,9 @@ class _Builder:
         ops = self.graph.ops
         needed = {v.name for op in ops[step:] for v in op_inputs(op)} | {self.graph.logits.name}
         for name in [n for n in self.places if n in needed]:
-            place = self._emit("GATHER", min(step, len(ops) - 1), None, self.places[name].width, self.places[name])
+            place = self._emit(
+                "GATHER", min(step, len(ops) - 1), None, self.places[name].width, self.places[name]
+            )
             if place is not None:
                 self.places[name] = place
 
@@ -135,6 +154,9 @@ class _Builder:
             inputs = inputs[:1]
         elif isinstance(op, Linear):
             inputs = [self._pack(step, op, inputs[0])]
+            if (begun := self.places.get(op.out.name)) is not None:  # further columns of the same value
+                self._emit("MATMUL", step, op, begun, *inputs)
+                return
         out = self._emit(_kind(op), step, op, op.out.width, *inputs)
         if out is not None:
             self.places[op.out.name] = out
@@ -190,7 +212,7 @@ def _put_in_workspace(units: Sequence[Unit]) -> int:
     live: list[Place] = []
     size = 0
     for number, unit in enumerate(units):
-        if unit.out is not None and unit.out.slot is None:
+        if unit.out is not None and unit.out.slot == _NOWHERE:
             given_up = _overwritable(unit, number)
             if given_up is not None and given_up.slot != LOGITS_SLOT:
                 unit.out.slot = given_up.slot
@@ -205,10 +227,10 @@ def _put_in_workspace(units: Sequence[Unit]) -> int:
 
 def _lowest_gap(live: Sequence[Place], stride: int) -> int:
     at = 0
-    for place in sorted(live, key=lambda p: p.slot or 0):
-        if place.slot is not None and place.slot - at >= stride:
+    for place in sorted(live, key=lambda p: p.slot):
+        if place.slot - at >= stride:
             break
-        at = (place.slot or 0) + place.stride
+        at = max(at, place.slot + place.stride)
     return at
 
 
@@ -235,8 +257,6 @@ def _mark_syncs(units: Sequence[Unit]) -> tuple[Unit, ...]:
 
 
 def _extent(place: Place) -> tuple[int, int]:
-    if place.slot is None:
-        raise BackendError("a value is read before it is written")
     return (place.slot, place.slot + place.stride) if place.slot != LOGITS_SLOT else (-1, 0)
 
 

@@ -190,14 +190,18 @@ class NumpyProgram(Program):
         return spec.format.decode_rows(packed.reshape(-1), spec.shape[1])
 
     def _linear(self, op: Linear, x: ops.Array, control: Control) -> ops.Array:
-        out = np.empty((len(x), op.out.width), np.float32)
-        slab = max(1, SLAB_VALUES // x.shape[1])
-        for r in range(0, op.out.width, slab):
+        out = self._values.get(op.out)  # there already if these are further columns of it
+        if out is None:
+            out = np.empty((len(x), op.out.width), np.float32)
+        rows, slab = self.specs[op.weight].shape[0], max(1, SLAB_VALUES // x.shape[1])
+        for r in range(0, rows, slab):
             self._check_stop(control)
             if len(x):
-                out[:, r : r + slab] = ops.linear(x, self._rows(op.weight, slice(r, r + slab)))
+                part = ops.linear(x, self._rows(op.weight, slice(r, r + slab)))
+                out[:, op.start + r : op.start + r + len(part[0])] = part
         if op.bias is not None:
-            out += self._vector(op.bias)
+            columns = slice(op.start, op.start + rows)
+            out[:, columns] += self._vector(op.bias)[columns]
         return out
 
     def _attention(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cffi import FFI
 
-NAMES = ('f32', 'f16', 'bf16')
+NAMES = ("f32", "f16", "bf16")
 SOURCES = Path(__file__).resolve().parent
 ROOT = SOURCES.parents[1]  # setuptools wants paths relative to setup.py
 
@@ -32,7 +32,7 @@ ffi.set_source(
     sources=[str((SOURCES / f"{name}.c").relative_to(ROOT)) for name in NAMES],
     include_dirs=[str(SOURCES)],
     depends=[str(p.relative_to(ROOT)) for p in sorted(SOURCES.glob("*.h"))],
-    extra_compile_args=[] if sys.platform == "win32" else ["-O3", "-std=gnu11", "-ffp-contract=off"],
+    extra_compile_args=[] if sys.platform == "win32" else ["-O3", "-g0", "-std=gnu11", "-ffp-contract=off"],
     optional=sys.platform == "win32",  # its compiler has no vector types; the formats then run through NumPy
     py_limited_api=True,
 )

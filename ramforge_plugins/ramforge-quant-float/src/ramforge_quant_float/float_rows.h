@@ -71,23 +71,28 @@ static RF_INLINE void rf_add(rf_f32 *sums, const uint8_t *w, int64_t row_bytes, 
     }
 }
 
-/* Up to RF_ROW_BLOCK rows with g activations (a constant). */
+/* Up to RF_ROW_BLOCK rows with g activations (a constant), `first` of all or not. */
 static RF_INLINE void rf_rows(const uint8_t *w, int64_t row_bytes, int64_t rows, int64_t n_cols, const uint8_t *act,
-                              int64_t act_bytes, float *out, int64_t out_stride, rf_load_fn load, int64_t value_bytes,
-                              int g)
+                              int64_t act_bytes, int first, float *out, int64_t out_stride, rf_load_fn load,
+                              int64_t value_bytes, int g)
 {
     rf_f32 sums[RF_ROW_BLOCK * RF_ACTS * RF_PARTS];
-    float x[RF_ACTS * RF_SLICE], lanes[16];
+    float copies[RF_ACTS * RF_SLICE], lanes[16];
     for (int64_t i = 0; i < rows * g * RF_PARTS; i++)
         sums[i] = (rf_f32){0};
     for (int64_t k = 0; k < n_cols; k += RF_SLICE) {
         const int64_t width = n_cols - k < RF_SLICE ? n_cols - k : RF_SLICE, whole = width / 16 * 16;
         const uint8_t *p = w + value_bytes * k;
+        const float *x = copies; /* side by side: rows of activations would compete for the same cache lines */
         int64_t r = 0;
-        for (int a = 0; a < g; a++) {
-            memcpy(x + a * RF_SLICE, act + a * act_bytes + 4 * k, (size_t)width * 4);
+        if (first) /* the part of the next rows that corresponds to this slice */
+            rf_prefetch(w + rows * row_bytes + rows * value_bytes * k, rows * value_bytes * width);
+        if (g == 1 && whole == width)
+            x = (const float *)(act + 4 * k);
+        for (int a = 0; x == copies && a < g; a++) {
+            memcpy(copies + a * RF_SLICE, act + a * act_bytes + 4 * k, (size_t)width * 4);
             for (int64_t i = width; i % 16; i++)
-                x[a * RF_SLICE + i] = 0;
+                copies[a * RF_SLICE + i] = 0;
         }
         for (; r + 4 <= rows; r += 4)
             rf_add(sums + r * g * RF_PARTS, p + r * row_bytes, row_bytes, whole, x, RF_SLICE, load, value_bytes, 4, g);
@@ -121,11 +126,12 @@ static RF_INLINE int rf_matmul_f32(const uint8_t *weights, int64_t row_bytes, in
         for (; a < n_acts; a += g, act += g * act_bytes, o += g * out_stride) {
             g = n_acts - a >= RF_ACTS ? RF_ACTS : n_acts - a >= 2 ? 2 : 1;
             if (g == RF_ACTS)
-                rf_rows(w, row_bytes, rows, n_cols, act, act_bytes, o, out_stride, load, value_bytes, RF_ACTS);
+                rf_rows(w, row_bytes, rows, n_cols, act, act_bytes, a == 0, o, out_stride, load, value_bytes,
+                        RF_ACTS);
             else if (g == 2)
-                rf_rows(w, row_bytes, rows, n_cols, act, act_bytes, o, out_stride, load, value_bytes, 2);
+                rf_rows(w, row_bytes, rows, n_cols, act, act_bytes, a == 0, o, out_stride, load, value_bytes, 2);
             else
-                rf_rows(w, row_bytes, rows, n_cols, act, act_bytes, o, out_stride, load, value_bytes, 1);
+                rf_rows(w, row_bytes, rows, n_cols, act, act_bytes, a == 0, o, out_stride, load, value_bytes, 1);
         }
     }
     return 0;

@@ -18,7 +18,9 @@ def runs(packed: NDArray[np.uint8], bits: int, width: int) -> NDArray[np.uint8]:
     """
     n, size = packed.shape
     shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    fields = packed.reshape(n, size // width, 1, width) >> shifts & np.uint8((1 << bits) - 1)
+    fields: NDArray[np.uint8] = packed.reshape(n, size // width, 1, width) >> shifts & np.uint8(
+        (1 << bits) - 1
+    )
     return fields.reshape(n, size * 8 // bits)
 
 

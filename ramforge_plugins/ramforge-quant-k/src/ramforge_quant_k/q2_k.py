@@ -19,9 +19,10 @@ class Q2_K(QuantFormat):
 
     def decode(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
         q = runs(blocks[:, 16:80], 2, 32).reshape(len(blocks), 16, 16).astype(np.float32)
-        scale, minimum = blocks[:, :16, None] & np.uint8(15), blocks[:, :16, None] >> np.uint8(4)
-        d, dmin = half(blocks, 80), half(blocks, 82)
-        return (d * scale.astype(np.float32) * q - dmin * minimum.astype(np.float32)).reshape(len(blocks), 256)
+        scale = (blocks[:, :16, None] & np.uint8(15)).astype(np.float32)
+        minimum = (blocks[:, :16, None] >> np.uint8(4)).astype(np.float32)
+        values: NDArray[np.float32] = half(blocks, 80) * scale * q - half(blocks, 82) * minimum
+        return values.reshape(len(blocks), 256)
 
     @property
     def kernels(self) -> QuantKernels | None:

@@ -19,10 +19,11 @@ class Q3_K(QuantFormat):
 
     def decode(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
         low, high = runs(blocks[:, 32:96], 2, 32), runs(blocks[:, :32], 1, 32)
-        q = (low | high << np.uint8(2)).astype(np.int8).reshape(len(blocks), 16, 16) - np.int8(4)
-        scale = runs(blocks[:, 96:104], 4, 8) | runs(blocks[:, 104:108], 2, 4) << np.uint8(4)
-        centred = scale.astype(np.int8)[:, :, None] - np.int8(32)
-        return (half(blocks, 108) * centred.astype(np.float32) * q.astype(np.float32)).reshape(len(blocks), 256)
+        q = (low | high << np.uint8(2)).reshape(len(blocks), 16, 16).astype(np.float32) - np.float32(4)
+        packed = runs(blocks[:, 96:104], 4, 8) | runs(blocks[:, 104:108], 2, 4) << np.uint8(4)
+        scale = packed[:, :, None].astype(np.float32) - np.float32(32)
+        values: NDArray[np.float32] = half(blocks, 108) * scale * q
+        return values.reshape(len(blocks), 256)
 
     @property
     def kernels(self) -> QuantKernels | None:

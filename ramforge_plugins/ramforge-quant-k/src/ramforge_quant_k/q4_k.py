@@ -20,7 +20,8 @@ class Q4_K(QuantFormat):
     def decode(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
         q = runs(blocks[:, 16:], 4, 32).reshape(len(blocks), 8, 32).astype(np.float32)
         scale, minimum = scales_and_minima(blocks[:, 4:16])
-        return (half(blocks, 0) * scale * q - half(blocks, 2) * minimum).reshape(len(blocks), 256)
+        values: NDArray[np.float32] = half(blocks, 0) * scale * q - half(blocks, 2) * minimum
+        return values.reshape(len(blocks), 256)
 
     @property
     def kernels(self) -> QuantKernels | None:

@@ -18,10 +18,11 @@ class Q5_K(QuantFormat):
     block_bytes = 176
 
     def decode(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-        q = runs(blocks[:, 48:], 4, 32) | runs(blocks[:, 16:48], 1, 32) << np.uint8(4)
+        steps = runs(blocks[:, 48:], 4, 32) | runs(blocks[:, 16:48], 1, 32) << np.uint8(4)
+        q = steps.reshape(len(blocks), 8, 32).astype(np.float32)
         scale, minimum = scales_and_minima(blocks[:, 4:16])
-        steps = q.reshape(len(blocks), 8, 32).astype(np.float32)
-        return (half(blocks, 0) * scale * steps - half(blocks, 2) * minimum).reshape(len(blocks), 256)
+        values: NDArray[np.float32] = half(blocks, 0) * scale * q - half(blocks, 2) * minimum
+        return values.reshape(len(blocks), 256)
 
     @property
     def kernels(self) -> QuantKernels | None:

@@ -19,9 +19,10 @@ class Q6_K(QuantFormat):
 
     def decode(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
         low, high = runs(blocks[:, :128], 4, 64), runs(blocks[:, 128:192], 2, 32)
-        q = (low | high << np.uint8(4)).astype(np.int8).reshape(len(blocks), 16, 16) - np.int8(32)
+        q = (low | high << np.uint8(4)).reshape(len(blocks), 16, 16).astype(np.float32) - np.float32(32)
         scale = blocks[:, 192:208].view(np.int8).astype(np.float32)[:, :, None]
-        return (half(blocks, 208) * scale * q.astype(np.float32)).reshape(len(blocks), 256)
+        values: NDArray[np.float32] = half(blocks, 208) * scale * q
+        return values.reshape(len(blocks), 256)
 
     @property
     def kernels(self) -> QuantKernels | None:

@@ -43,6 +43,7 @@ enum { RF_MAX_SUPERBLOCK_BYTES = 292 };
 #define rf_first_dword RF_(rf_first_dword)
 #define rf_one RF_(rf_one)
 #define rf_group RF_(rf_group)
+#define rf_groups RF_(rf_groups)
 #define rf_unpack RF_(rf_unpack)
 #define rf_matmul_q8_256 RF_(rf_matmul_q8_256)
 #define rf_byte RF_(rf_byte)
@@ -155,6 +156,23 @@ static RF_INLINE void rf_group(const rf_tile *t, const uint8_t *act, int64_t act
     rf_finish(acc, isum, t, act, act_bytes, f.min, g);
 }
 
+/* Any number of activations and an unpacked superblock. */
+static RF_INLINE void rf_groups(const rf_tile *t, const uint8_t *act, int64_t act_bytes, int64_t n, rf_f32 *acc,
+                                rf_superblock f)
+{
+    int64_t a = 0;
+#if RF_GROUP == 8
+    for (; a + 8 <= n; a += 8)
+        rf_group(t, act + a * act_bytes, act_bytes, acc + a, f, 8);
+#endif
+    for (; a + 4 <= n; a += 4)
+        rf_group(t, act + a * act_bytes, act_bytes, acc + a, f, 4);
+    for (; a + 2 <= n; a += 2)
+        rf_group(t, act + a * act_bytes, act_bytes, acc + a, f, 2);
+    if (a < n)
+        rf_group(t, act + a * act_bytes, act_bytes, acc + a, f, 1);
+}
+
 static RF_INLINE int rf_matmul_q8_256(const uint8_t *weights, int64_t row_bytes, int64_t n_rows, int64_t n_cols,
                                       const uint8_t *acts, int64_t act_bytes, int64_t n_acts, float *out,
                                       int64_t out_stride, rf_head_fn head, rf_part_fn unpack_part, rf_superblock f)
@@ -165,7 +183,7 @@ static RF_INLINE int rf_matmul_q8_256(const uint8_t *weights, int64_t row_bytes,
     rf_tile tile;
 
     if (n_cols < 0 || n_cols % 256 || n_rows < 0 || n_acts < 0 || row_bytes < n_blocks * f.block_bytes ||
-        (n_acts > 1 && act_bytes < n_blocks * (int64_t)sizeof(ramforge_q8_256)) || (n_acts > 1 && out_stride < n_rows))
+        (n_acts > 1 && (act_bytes < n_blocks * (int64_t)sizeof(ramforge_q8_256) || out_stride < n_rows)))
         return -1;
     for (int64_t r = 0; r < n_rows; r += RF_LANES) {
         const int64_t rows = n_rows - r < RF_LANES ? n_rows - r : RF_LANES;
@@ -176,7 +194,7 @@ static RF_INLINE int rf_matmul_q8_256(const uint8_t *weights, int64_t row_bytes,
             for (int64_t b = 0; b < n_blocks; b++) {
                 const uint8_t *p = weights + r * row_bytes + b * f.block_bytes;
                 const uint8_t *act = acts + first * act_bytes + b * (int64_t)sizeof(ramforge_q8_256);
-                int64_t stride = row_bytes, a = 0;
+                int64_t stride = row_bytes;
                 if (first == 0) /* the b-th part of the next tile */
                     rf_prefetch(weights + (r + RF_LANES) * row_bytes + b * RF_LANES * f.block_bytes,
                                 RF_LANES * f.block_bytes);
@@ -187,19 +205,10 @@ static RF_INLINE int rf_matmul_q8_256(const uint8_t *weights, int64_t row_bytes,
                 }
                 if (n == 1) {
                     rf_one(p, stride, act, acc, head, unpack_part, f);
-                    continue;
+                } else {
+                    rf_unpack(p, stride, &tile, head, unpack_part, f);
+                    rf_groups(&tile, act, act_bytes, n, acc, f);
                 }
-                rf_unpack(p, stride, &tile, head, unpack_part, f);
-#if RF_GROUP == 8
-                for (; a + 8 <= n; a += 8)
-                    rf_group(&tile, act + a * act_bytes, act_bytes, acc + a, f, 8);
-#endif
-                for (; a + 4 <= n; a += 4)
-                    rf_group(&tile, act + a * act_bytes, act_bytes, acc + a, f, 4);
-                for (; a + 2 <= n; a += 2)
-                    rf_group(&tile, act + a * act_bytes, act_bytes, acc + a, f, 2);
-                for (; a < n; a++)
-                    rf_group(&tile, act + a * act_bytes, act_bytes, acc + a, f, 1);
             }
             for (int64_t a = 0; a < n; a++)
                 memcpy(out + (first + a) * out_stride + r, &acc[a], (size_t)rows * sizeof(float));

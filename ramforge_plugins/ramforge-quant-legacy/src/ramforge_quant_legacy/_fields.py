@@ -18,4 +18,5 @@ def nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def fifth_bits(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """uint8 (n, 4) to (n, 32): bit j of the 32, as 0 or 16."""
-    return np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+    bits: NDArray[np.uint8] = np.unpackbits(packed, axis=1, bitorder="little") << np.uint8(4)
+    return bits

@@ -18,8 +18,10 @@ class Q4_0(QuantFormat):
     block_bytes = 18
 
     def decode(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-        q = nibbles(blocks[:, 2:]).astype(np.int8) - np.int8(8)
-        return half(blocks, 0) * q.astype(np.float32)
+        values: NDArray[np.float32] = half(blocks, 0) * (
+            nibbles(blocks[:, 2:]).astype(np.float32) - np.float32(8)
+        )
+        return values
 
     @property
     def kernels(self) -> QuantKernels | None:

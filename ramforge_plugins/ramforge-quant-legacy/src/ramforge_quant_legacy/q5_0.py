@@ -18,8 +18,9 @@ class Q5_0(QuantFormat):
     block_bytes = 22
 
     def decode(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-        q = (nibbles(blocks[:, 6:]) | fifth_bits(blocks[:, 2:6])).astype(np.int8) - np.int8(16)
-        return half(blocks, 0) * q.astype(np.float32)
+        q = (nibbles(blocks[:, 6:]) | fifth_bits(blocks[:, 2:6])).astype(np.float32) - np.float32(16)
+        values: NDArray[np.float32] = half(blocks, 0) * q
+        return values
 
     @property
     def kernels(self) -> QuantKernels | None:

@@ -42,17 +42,21 @@
 #define rf_f32 RF_TYPE(rf_f32, RF_LANES)
 
 #ifdef __GNUC__
-#define RF_VECTORS(lanes)                                                                          \
+#define RF_VECTORS(lanes)                                                             \
     typedef uint32_t RF_TYPE_(rf_u32, lanes) __attribute__((vector_size(4 * lanes))); \
-    typedef int32_t RF_TYPE_(rf_i32, lanes) __attribute__((vector_size(4 * lanes)));    \
-    typedef int16_t RF_TYPE_(rf_i16, lanes) __attribute__((vector_size(4 * lanes)));    \
+    typedef int32_t RF_TYPE_(rf_i32, lanes) __attribute__((vector_size(4 * lanes)));  \
+    typedef int16_t RF_TYPE_(rf_i16, lanes) __attribute__((vector_size(4 * lanes)));  \
     typedef float RF_TYPE_(rf_f32, lanes) __attribute__((vector_size(4 * lanes)))
 RF_VECTORS(4);
 RF_VECTORS(8);
 RF_VECTORS(16);
 #define RF_INLINE inline __attribute__((always_inline)) RF_TARGET
 #define RF_KERNEL RF_TARGET
+#ifdef __clang__
+#define RF_UNROLL _Pragma("unroll")
+#else
 #define RF_UNROLL _Pragma("GCC unroll 16")
+#endif
 #else
 #error "ramforge_tile.h needs the vector types of gcc or clang; without them a format works through NumPy"
 #endif

@@ -37,6 +37,8 @@ enum { RF_MAX_PAIR_BYTES = 68, RF_RUN_BLOCKS = 8 };
 #define rf_pair_fn RF_(rf_pair_fn)
 #define rf_block RF_(rf_block)
 #define rf_run RF_(rf_run)
+#define rf_runs RF_(rf_runs)
+#define rf_unpack RF_(rf_unpack)
 #define rf_matmul_q8_32 RF_(rf_matmul_q8_32)
 
 /* Two consecutive blocks of RF_LANES rows: dword 8i + j of q holds values 4j .. 4j+3 of block i. */
@@ -80,17 +82,48 @@ static RF_INLINE void rf_run(const rf_pair *t, int64_t n_blocks, const uint8_t *
         acc[a] = sums[a];
 }
 
+/* Any number of activations and n_blocks unpacked blocks. */
+static RF_INLINE void rf_runs(const rf_pair *t, int64_t n_blocks, const uint8_t *act, int64_t act_bytes, int64_t n,
+                              rf_f32 *acc, rf_block32 f)
+{
+    int64_t a = 0;
+#if RF_GROUP == 8
+    for (; a + 8 <= n; a += 8)
+        rf_run(t, n_blocks, act + a * act_bytes, act_bytes, acc + a, f, 8);
+#endif
+    for (; a + 4 <= n; a += 4)
+        rf_run(t, n_blocks, act + a * act_bytes, act_bytes, acc + a, f, 4);
+    for (; a + 2 <= n; a += 2)
+        rf_run(t, n_blocks, act + a * act_bytes, act_bytes, acc + a, f, 2);
+    if (a < n)
+        rf_run(t, n_blocks, act + a * act_bytes, act_bytes, acc + a, f, 1);
+}
+
+/* Unpacks two blocks of `rows` rows, or only one where the row ends: then, and where rows are fewer than lanes, by
+ * way of a copy, so that nothing past them is read. */
+static RF_INLINE void rf_unpack(const uint8_t *p, int64_t row_bytes, int64_t rows, int both, uint8_t *spare,
+                                rf_pair *t, rf_pair_fn pair, rf_block32 f)
+{
+    int64_t stride = row_bytes;
+    if (rows < RF_LANES || !both) {
+        for (int64_t l = 0; l < rows; l++)
+            memcpy(spare + l * RF_MAX_PAIR_BYTES, p + l * row_bytes, (size_t)((both ? 2 : 1) * f.block_bytes));
+        p = spare, stride = RF_MAX_PAIR_BYTES;
+    }
+    pair(p, stride, t);
+}
+
 static RF_INLINE int rf_matmul_q8_32(const uint8_t *weights, int64_t row_bytes, int64_t n_rows, int64_t n_cols,
                                      const uint8_t *acts, int64_t act_bytes, int64_t n_acts, float *out,
-                                     int64_t out_stride, rf_pair_fn unpack, rf_block32 f)
+                                     int64_t out_stride, rf_pair_fn pair, rf_block32 f)
 {
     const int64_t n_blocks = n_cols / 32;
-    uint8_t spare[RF_LANES * RF_MAX_PAIR_BYTES] = {0}; /* for fewer rows than lanes, or half a pair */
+    uint8_t spare[RF_LANES * RF_MAX_PAIR_BYTES] = {0};
     rf_f32 acc[RF_CHUNK];
     rf_pair tile[RF_RUN_BLOCKS / 2];
 
     if (n_cols < 0 || n_cols % 32 || n_rows < 0 || n_acts < 0 || row_bytes < n_blocks * f.block_bytes ||
-        (n_acts > 1 && act_bytes < n_blocks * (int64_t)sizeof(ramforge_q8_32)) || (n_acts > 1 && out_stride < n_rows))
+        (n_acts > 1 && (act_bytes < n_blocks * (int64_t)sizeof(ramforge_q8_32) || out_stride < n_rows)))
         return -1;
     for (int64_t r = 0; r < n_rows; r += RF_LANES) {
         const int64_t rows = n_rows - r < RF_LANES ? n_rows - r : RF_LANES;
@@ -100,40 +133,22 @@ static RF_INLINE int rf_matmul_q8_32(const uint8_t *weights, int64_t row_bytes, 
                 acc[a] = (rf_f32){0};
             for (int64_t b = 0; b < n_blocks; b += RF_RUN_BLOCKS) {
                 const int64_t run = n_blocks - b < RF_RUN_BLOCKS ? n_blocks - b : RF_RUN_BLOCKS;
+                const uint8_t *p = weights + r * row_bytes + b * f.block_bytes;
                 const uint8_t *act = acts + first * act_bytes + b * (int64_t)sizeof(ramforge_q8_32);
-                int64_t a = 0;
                 if (first == 0) /* the part of the next tile that corresponds to this run */
                     rf_prefetch(weights + (r + RF_LANES) * row_bytes + b * RF_LANES * f.block_bytes,
                                 run * RF_LANES * f.block_bytes);
                 for (int64_t i = 0; i < run; i += 2) {
-                    const uint8_t *p = weights + r * row_bytes + (b + i) * f.block_bytes;
-                    int64_t stride = row_bytes;
-                    if (rows < RF_LANES || i + 1 == run) {
-                        const int64_t bytes = (run - i < 2 ? 1 : 2) * f.block_bytes;
-                        for (int64_t l = 0; l < rows; l++)
-                            memcpy(spare + l * RF_MAX_PAIR_BYTES, p + l * row_bytes, (size_t)bytes);
-                        p = spare, stride = RF_MAX_PAIR_BYTES;
-                    }
-                    unpack(p, stride, tile + i / 2);
-                    if (n == 1) {
+                    rf_unpack(p + i * f.block_bytes, row_bytes, rows, i + 1 < run, spare, tile + i / 2, pair, f);
+                    if (n == 1) { /* while they are still in registers */
                         const uint8_t *one = act + i * (int64_t)sizeof(ramforge_q8_32);
                         rf_block(tile + i / 2, 0, one, 0, acc, f, 1);
                         if (i + 1 < run)
                             rf_block(tile + i / 2, 1, one + sizeof(ramforge_q8_32), 0, acc, f, 1);
                     }
                 }
-                if (n == 1)
-                    continue;
-#if RF_GROUP == 8
-                for (; a + 8 <= n; a += 8)
-                    rf_run(tile, run, act + a * act_bytes, act_bytes, acc + a, f, 8);
-#endif
-                for (; a + 4 <= n; a += 4)
-                    rf_run(tile, run, act + a * act_bytes, act_bytes, acc + a, f, 4);
-                for (; a + 2 <= n; a += 2)
-                    rf_run(tile, run, act + a * act_bytes, act_bytes, acc + a, f, 2);
-                for (; a < n; a++)
-                    rf_run(tile, run, act + a * act_bytes, act_bytes, acc + a, f, 1);
+                if (n > 1)
+                    rf_runs(tile, run, act, act_bytes, n, acc, f);
             }
             for (int64_t a = 0; a < n; a++)
                 memcpy(out + (first + a) * out_stride + r, &acc[a], (size_t)rows * sizeof(float));

@@ -55,7 +55,7 @@ typedef struct {
 
     float number;          /* eps, factor, cap, magnitude or scale of scores */
     float softcap;         /* attention: 0 for none */
-    int64_t start;         /* slice */
+    int64_t start;         /* first column: slice reads from it, matmul writes from it */
     int64_t head_width;    /* rope */
     int64_t heads, kv_heads, key_width, value_width, window; /* attention; window 0 for none */
     int64_t key_offset, value_offset;                        /* bytes inside a KV chunk */

@@ -80,8 +80,7 @@ RF_INLINE void score_tile(const float *q, const float *keys, int64_t padded, flo
             for (int i = 0; i < RF_QK_KEYS; i++)
                 sum[i] += a * v_load(keys + (j + i) * padded + k);
         }
-        for (int i = 0; i < RF_QK_KEYS; i++)
-            scores[j + i] = v_sum(sum[i]);
+        v_sums(sum, RF_QK_KEYS, scores + j);
     }
 }
 

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 /* Between units the others are microseconds away, and waking a sleeper takes tens of them. */
 #define SPIN_NS 50000
@@ -118,7 +119,7 @@ rf_pool *rf_pool_new(int n_threads, int isa)
     rf_pool *pool = NULL;
     if (n_threads < 1 || !table || posix_memalign((void **)&pool, 64, sizeof *pool))
         return NULL;
-    *pool = (rf_pool){.n_threads = n_threads, .table = table, .walk = rf_walk};
+    *pool = (rf_pool){.n_threads = n_threads, .process = getpid(), .table = table, .walk = rf_walk};
     pthread_mutex_init(&pool->mutex, NULL);
     pthread_cond_init(&pool->wake, NULL);
     pool->threads = calloc((size_t)n_threads, sizeof *pool->threads);
@@ -134,7 +135,7 @@ rf_pool *rf_pool_new(int n_threads, int isa)
 
 void rf_pool_free(rf_pool *pool)
 {
-    if (!pool)
+    if (!pool || pool->process != getpid())
         return;
     int others = pool->n_threads - 1;
     pool->run = NULL;

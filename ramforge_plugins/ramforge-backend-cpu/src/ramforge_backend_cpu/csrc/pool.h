@@ -5,12 +5,14 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/types.h>
 
 /* What a thread does for a run: run.c. */
 typedef void (*rf_walk_fn)(struct rf_pool *pool, int thread);
 
 struct rf_pool {
     int n_threads;
+    pid_t process;        /* where the threads are: a forked child has the pool, but no threads */
     const rf_table *table;
     rf_run *run;          /* the current job; NULL tells the threads to end */
     atomic_int failed;    /* 1 + index of a unit that failed, 0: none */

@@ -88,7 +88,7 @@ static int do_matmul(const rf_table *table, const rf_run *run, const rf_unit *u,
 {
     int64_t n_acts = u->wanted ? run->n_wanted : run->n_tokens, stride = run->values[u->out].stride;
     const uint8_t *weight = u->weight + row * u->row_bytes, *acts = (const uint8_t *)rf_row(run, u->a, 0);
-    float *out = rf_row(run, u->out, 0) + row;
+    float *out = rf_row(run, u->out, 0) + u->start + row;
     ramforge_matmul_fn matmul = u->matmul ? u->matmul : table->matmul_f32;
     int64_t streamed = n_acts <= MAX_STREAMED_ACTS ? n_rows / KERNEL_ROWS * KERNEL_ROWS : 0;
     int result = matmul_streams(matmul, u, weight, streamed, acts, n_acts, out, stride);
@@ -98,7 +98,7 @@ static int do_matmul(const rf_table *table, const rf_run *run, const rf_unit *u,
     if (u->bias)
         for (int64_t a = 0; a < n_acts; a++)
             for (int64_t r = 0; r < n_rows; r++)
-                out[a * stride + r] += u->bias[row + r];
+                out[a * stride + r] += u->bias[u->start + row + r];
     return result;
 }
 

@@ -56,6 +56,31 @@ RF_INLINE float v_sum(v16 s)
     return (z[0] + z[2]) + (z[1] + z[3]);
 }
 
+/* out[i] = v_sum(s[i]) for n vectors. 16 at once share the additions where the target has shuffles for that. */
+RF_INLINE void v_sums(const v16 *s, int n, float *out)
+{
+#ifdef RF_HAVE_AVX512
+    if (n == 16) {
+        /* the order in which vectors go in makes sum i come out in lane i */
+        __m512 a[8], b[4], c[2];
+        for (int i = 0; i < 8; i++) { /* lanes l + 8 to lanes l */
+            __m512 x = (__m512)s[i / 2 + i % 2 * 8], y = (__m512)s[i / 2 + i % 2 * 8 + 4];
+            a[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x, y, 0x44), _mm512_shuffle_f32x4(x, y, 0xee));
+        }
+        for (int i = 0; i < 4; i++) /* l + 4 to l */
+            b[i] = _mm512_add_ps(_mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0x88),
+                                 _mm512_shuffle_f32x4(a[2 * i], a[2 * i + 1], 0xdd));
+        for (int i = 0; i < 2; i++) /* l + 2 to l */
+            c[i] = _mm512_add_ps(_mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0x44),
+                                 _mm512_shuffle_ps(b[2 * i], b[2 * i + 1], 0xee));
+        _mm512_storeu_ps(out, _mm512_add_ps(_mm512_shuffle_ps(c[0], c[1], 0x88), _mm512_shuffle_ps(c[0], c[1], 0xdd)));
+        return;
+    }
+#endif
+    for (int i = 0; i < n; i++)
+        out[i] = v_sum(s[i]);
+}
+
 /* The largest lane. */
 RF_INLINE float v_highest(v16 s)
 {

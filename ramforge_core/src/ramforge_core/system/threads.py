@@ -1,11 +1,12 @@
-"""What this machine and its containers allow a process. Not what the process uses."""
+"""How many threads this machine and its containers allow a process."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
 from pathlib import Path
+
+from ramforge_core.system.cgroups import cgroup_folders, read
 
 
 def default_threads(root: Path = Path("/")) -> int:
@@ -21,7 +22,7 @@ def default_threads(root: Path = Path("/")) -> int:
 
 def cpu_quotas(root: Path = Path("/")) -> list[float]:
     """CPU quotas that bind this process, in processors: one for every cgroup on the way up that has one."""
-    return [q for q in (_quota(folder) for folder in _cgroup_folders(root)) if q is not None]
+    return [q for q in (_quota(folder) for folder in cgroup_folders(root, "cpu")) if q is not None]
 
 
 def _affinity() -> set[int]:
@@ -32,38 +33,17 @@ def _affinity() -> set[int]:
 
 def _usable_cores(root: Path) -> int:
     usable = _affinity()
-    fast = _parse_cpus(_read(root / "sys/devices/cpu_core/cpus"))  # only there on Intel hybrids
+    fast = _parse_cpus(read(root / "sys/devices/cpu_core/cpus"))  # only there on Intel hybrids
     usable = usable & fast or usable
     cpus = root / "sys/devices/system/cpu"
-    return len({_read(cpus / f"cpu{n}/topology/thread_siblings_list") or str(n) for n in usable})
-
-
-def _cgroup_folders(root: Path) -> Iterator[Path]:
-    """The folders of this process's CPU cgroup and its parents.
-
-    In a container the path in ``/proc/self/cgroup`` may be one of the host's, of which only the mount's root is
-    seen: so folders that are not there are passed over and the mount's root always counts.
-    """
-    mount = root / "sys/fs/cgroup"
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        hierarchy, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if hierarchy == "0":
-            tops = [mount, mount / "unified"]
-        elif "cpu" in controllers.split(","):
-            tops = [mount / controllers, mount / "cpu"]
-        else:
-            continue
-        top = next((t for t in tops if t.is_dir()), mount)
-        folder = top / path.lstrip("/")
-        yield from (f for f in (folder, *folder.parents) if f == top or top in f.parents)
+    return len({read(cpus / f"cpu{n}/topology/thread_siblings_list") or str(n) for n in usable})
 
 
 def _quota(folder: Path) -> float | None:
     """Processors that one cgroup folder allows, or None."""
-    limit = _read(folder / "cpu.max").split()
+    limit = read(folder / "cpu.max").split()
     if len(limit) != 2:
-        limit = [_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")]
+        limit = [read(folder / "cpu.cfs_quota_us"), read(folder / "cpu.cfs_period_us")]
     try:
         quota, period = int(limit[0]), int(limit[1])
     except ValueError:  # "max", or no such file
@@ -78,11 +58,3 @@ def _parse_cpus(text: str) -> set[int]:
         first, _, last = part.partition("-")
         out.update(range(int(first), int(last or first) + 1))
     return out
-
-
-def _read(path: Path) -> str:
-    """The stripped text of a file, empty if it cannot be read."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""

@@ -1,0 +1,211 @@
+"""How a budget is divided: what the pass needs first, then as many pinned weights as fit.
+
+One place decides this for running and for planning, so that a plan is what a run does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from attrs import evolve, frozen
+
+from ramforge_core.errors import ParameterError
+from ramforge_core.graph import Embed
+from ramforge_core.kv import CHUNK_POSITIONS, KVLayout, KVType
+from ramforge_core.model import Model
+from ramforge_core.residency import (
+    PAGE,
+    Residency,
+    everything_pinned,
+    plan_residency,
+    smallest_slot,
+    vector_bytes,
+)
+from ramforge_core.weights import ALIGNMENT, pinned_bytes
+
+DEFAULT_CONTEXT = 4096
+"""Positions a context holds unless asked for: a KV cache of the trained length can be larger than the model."""
+
+PREFILL_TOKENS = 512
+"""Most tokens of one pass; longer prompts go through the weights once per this many."""
+
+SLOTS = 8
+SLOT_BYTES = (2 << 20) + 2 * PAGE
+"""The ring when memory is no concern: 2 MiB a read reaches the rate of any drive."""
+
+_LOGITS_BYTES = 32 << 20
+_SMALLEST_SLOTS = 3
+_SHARE = 8
+"""Context (where it is free to choose), pass workspace and ring each get at most one part in so many."""
+
+_HEAP_BYTES = 6 << 20
+_SAMPLING_BYTES_PER_TOKEN = 24
+"""What Python's own heap may still grow by, and what drawing a token takes for each entry of the vocabulary."""
+
+
+@frozen
+class Allotment:
+    """All memory that a model takes beside the process itself. Sizes in bytes.
+
+    context : positions. max_tokens, max_wanted : of one pass. slots : of the ring, 0 when everything is pinned.
+    """
+
+    context: int
+    kv_layout: KVLayout
+    kv_bytes: int
+    max_tokens: int
+    workspace_bytes: int
+    max_wanted: int
+    logits_bytes: int
+    slots: int
+    slot_bytes: int
+    overhead_bytes: int
+    residency: Residency
+
+    @property
+    def pinned_bytes(self) -> int:
+        return pinned_bytes(self.residency.pinned)
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.slots * self.slot_bytes
+
+    def charges(self) -> dict[str, int]:
+        """By tag, what is taken from the start; the KV cache is charged chunk by chunk as it grows."""
+        return {
+            "pinned weights": self.pinned_bytes,
+            "stream ring": self.ring_bytes,
+            "workspace": self.workspace_bytes,
+            "logits": self.logits_bytes,
+            "python heap": self.overhead_bytes,
+        }
+
+    @property
+    def total_bytes(self) -> int:
+        """Everything together, the KV cache at its full length."""
+        return sum(self.charges().values()) + self.kv_bytes
+
+
+def allot(
+    model: Model,
+    free_bytes: int | None,
+    workspace: Callable[[int], int],
+    *,
+    context: int | None = None,
+    kv_type: KVType = "f16",
+) -> Allotment | None:
+    """Divide ``free_bytes`` (None: no limit) among everything that a model needs; None if that is too little.
+
+    workspace : bytes of scratch that a pass over so many tokens takes.
+    context : positions asked for; None takes `DEFAULT_CONTEXT`, or less where the model or the budget has less.
+    Raises ParameterError for a senseless context.
+    """
+    layout = KVLayout.of(model.graph.attentions, kv_type)
+    _check_context(model, context)
+    trained = model.config.context_length
+    most = context or min(DEFAULT_CONTEXT, trained)
+    if free_bytes is None:
+        return _divide(model, layout, most, min(PREFILL_TOKENS, most), workspace, None)
+    share = free_bytes // _SHARE
+    if context is None:
+        chunks = min(-(-most // CHUNK_POSITIONS), max(1, share // layout.chunk_bytes))
+        most = min(most, chunks * CHUNK_POSITIONS)
+    tokens = min(PREFILL_TOKENS, most)
+    while tokens > 1 and workspace(tokens) + _rows_bytes(model, tokens) > share:
+        tokens //= 2
+    found = _divide(model, layout, most, tokens, workspace, free_bytes)
+    return found or _divide(model, layout, most, 1, workspace, free_bytes, frugal=True)
+
+
+def _divide(
+    model: Model,
+    layout: KVLayout,
+    context: int,
+    tokens: int,
+    workspace: Callable[[int], int],
+    free_bytes: int | None,
+    *,
+    frugal: bool = False,
+) -> Allotment | None:
+    """All sizes for passes of ``tokens``; None if the budget does not hold them. frugal : the smallest ring."""
+    vocab = model.graph.logits.width
+    logits_share = _LOGITS_BYTES if free_bytes is None else min(_LOGITS_BYTES, free_bytes // (4 * _SHARE))
+    wanted = max(1, min(tokens, logits_share // (4 * vocab)))
+    resident = Allotment(
+        context=context,
+        kv_layout=layout,
+        kv_bytes=-(-context // CHUNK_POSITIONS) * layout.chunk_bytes,
+        max_tokens=tokens,
+        workspace_bytes=workspace(tokens),
+        max_wanted=wanted,
+        logits_bytes=4 * vocab * wanted,
+        slots=0,
+        slot_bytes=0,
+        overhead_bytes=_HEAP_BYTES + _SAMPLING_BYTES_PER_TOKEN * vocab,
+        residency=everything_pinned(model),
+    )
+    if free_bytes is None or resident.total_bytes <= free_bytes:
+        return resident
+    slots, slot_bytes = (
+        (_SMALLEST_SLOTS, smallest_slot(model)) if frugal else _ring(model, free_bytes // _SHARE)
+    )
+    streaming = evolve(
+        resident,
+        workspace_bytes=workspace(tokens) + _rows_bytes(model, tokens),
+        slots=slots,
+        slot_bytes=slot_bytes,
+    )
+    taken = streaming.total_bytes - streaming.pinned_bytes + _padding(model)
+    if free_bytes - taken < vector_bytes(model):
+        return None
+    return evolve(streaming, residency=plan_residency(model, free_bytes - taken, slot_bytes, tokens))
+
+
+def smallest_free_bytes(
+    model: Model, workspace: Callable[[int], int], *, context: int | None = None, kv_type: KVType = "f16"
+) -> int:
+    """What `allot` needs at least for this context (None: one chunk of positions)."""
+    layout = KVLayout.of(model.graph.attentions, kv_type)
+    positions = context or min(CHUNK_POSITIONS, model.config.context_length)
+    vocab = model.graph.logits.width
+    return (
+        -(-positions // CHUNK_POSITIONS) * layout.chunk_bytes
+        + workspace(1)
+        + _rows_bytes(model, 1)
+        + 4 * vocab
+        + _HEAP_BYTES
+        + _SAMPLING_BYTES_PER_TOKEN * vocab
+        + _SMALLEST_SLOTS * smallest_slot(model)
+        + vector_bytes(model)
+        + _padding(model)
+    )
+
+
+def _padding(model: Model) -> int:
+    """At most what alignment adds to pinned weights, each of which may be cut in two."""
+    return 2 * ALIGNMENT * len(model.weights)
+
+
+def _ring(model: Model, share: int) -> tuple[int, int]:
+    """Slots and bytes of a slot: as large as the share allows, never smaller than a matrix needs."""
+    smallest = smallest_slot(model)
+    slot = max(smallest, min(SLOT_BYTES, share // SLOTS // PAGE * PAGE))
+    slots = max(_SMALLEST_SLOTS, min(SLOTS, share // slot))
+    return slots, slot
+
+
+def _rows_bytes(model: Model, tokens: int) -> int:
+    """Rows of the token embedding for one pass, and the window that each is read through."""
+    embedding = next(op.weight for op in model.graph.ops if isinstance(op, Embed))
+    row = model.weights[embedding].row_bytes
+    return tokens * row + -(-row // PAGE) * PAGE + 2 * PAGE
+
+
+def _check_context(model: Model, context: int | None) -> None:
+    trained = model.config.context_length
+    if context is not None and context < 1:
+        raise ParameterError(f"the context is {context} tokens, expected at least 1")
+    if context is not None and context > trained:
+        raise ParameterError(
+            f"a context of {context} tokens is more than the {trained} that the model was trained on"
+        )

@@ -1,0 +1,136 @@
+"""The data source: the one place that reads tensor bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from ramforge_core.errors import GGUFError
+from ramforge_core.residency import Read
+
+_READ_BYTES = 16 << 20
+
+
+@define(eq=False)
+class DataSource:
+    """Reads extents of a model's files, buffered or past the page cache. Safe from several threads.
+
+    direct : whether windows are read with O_DIRECT; turns False by itself for a file whose file system refuses it,
+        and then what was read is dropped from the page cache again. None tries.
+    Use as a context manager, or call `close`, twice if you like.
+    """
+
+    paths: Sequence[Path]
+    direct: bool = True
+    _plain: dict[int, int] = field(factory=dict, init=False, repr=False)
+    _direct: dict[int, int | None] = field(factory=dict, init=False, repr=False)
+    _seen: dict[int, tuple[int, int]] = field(factory=dict, init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        for i, path in enumerate(self.paths):
+            with _io_errors(path, "cannot open the file"):
+                self._plain[i] = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+            self._seen[i] = self._look(i)
+            self._direct[i] = self._open_direct(path) if self.direct else None
+
+    def read_into(self, file: int, offset: int, out: NDArray[np.uint8]) -> None:
+        """Fill ``out`` from byte ``offset`` of file number ``file``, through the page cache.
+
+        Raises GGUFError on a short read or an I/O error.
+        """
+        view, done = out.data, 0
+        with _io_errors(self.paths[file], f"cannot read {out.size} bytes at byte {offset}"):
+            while done < len(view):
+                count = os.preadv(self._plain[file], [view[done : done + _READ_BYTES]], offset + done)
+                if not count:
+                    raise self._short(file, offset, out.size, done)
+                done += count
+
+    def read_window(self, read: Read, out: NDArray[np.uint8]) -> None:
+        """Fill a page-aligned window, uint8 (read.nbytes,), without leaving anything in the page cache.
+
+        The window may reach past the end of the file, its pieces may not. Raises GGUFError.
+        """
+        needed = max(start + nbytes for _, start, nbytes in read.pieces)
+        view, done, path = out.data, 0, self.paths[read.file]
+        with _io_errors(path, f"cannot read {read.nbytes} bytes at byte {read.offset}"):
+            while done < needed:
+                count = self._read(read, view, done)
+                if not count:
+                    raise self._short(read.file, read.offset, needed, done)
+                done += count
+
+    def _read(self, read: Read, view: memoryview, done: int) -> int:
+        descriptor = self._direct[read.file]
+        if descriptor is not None and done % 4096 == 0:
+            try:
+                return os.preadv(descriptor, [view[done:]], read.offset + done)
+            except OSError as error:
+                if error.errno != 22:  # EINVAL: this file system wants no direct reads after all
+                    raise
+                self._direct[read.file] = None
+                os.close(descriptor)
+        count = os.preadv(self._plain[read.file], [view[done:]], read.offset + done)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._plain[read.file], read.offset + done, count, os.POSIX_FADV_DONTNEED)
+        return count
+
+    def check_unchanged(self) -> None:
+        """Raises GGUFError if a file was written to since it was opened: its header may no longer fit."""
+        for i, path in enumerate(self.paths):
+            if self._look(i) != self._seen[i]:
+                raise GGUFError(f"{path}: the file was changed while the model was in use; open it again")
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether windows of every file are read past the page cache."""
+        return all(d is not None for d in self._direct.values())
+
+    def _look(self, file: int) -> tuple[int, int]:
+        facts = os.fstat(self._plain[file])
+        return facts.st_size, facts.st_mtime_ns
+
+    @staticmethod
+    def _open_direct(path: Path) -> int | None:
+        if not hasattr(os, "O_DIRECT"):
+            return None
+        try:
+            return os.open(path, os.O_RDONLY | os.O_DIRECT)
+        except OSError:
+            return None
+
+    def _short(self, file: int, offset: int, expected: int, got: int) -> GGUFError:
+        return GGUFError(
+            f"{self.paths[file]}: ends at byte {offset + got}, but {expected} bytes were expected from byte {offset}; "
+            "the file is cut short or has changed"
+        )
+
+    def close(self) -> None:
+        for descriptor in (*self._plain.values(), *self._direct.values()):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._plain.clear()
+        self._direct.clear()
+
+    def __enter__(self) -> DataSource:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@contextlib.contextmanager
+def _io_errors(path: Path, what: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
+    try:
+        yield
+    except OSError as error:
+        raise GGUFError(f"{path}: {what}: {error.strerror or error}") from error

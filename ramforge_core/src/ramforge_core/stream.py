@@ -1,0 +1,169 @@
+"""The stream: a ring of aligned buffers that reader threads fill in the order of use, pass after pass.
+
+The order is the same for every pass, so the readers run ahead across the end of a pass; what they read for a pass
+that never comes stays good for the next one. Memory is the ring and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import define, field
+from numpy.typing import NDArray
+
+from ramforge_core.datasource import DataSource
+from ramforge_core.errors import Interrupted
+from ramforge_core.residency import Read
+
+READERS = 4
+"""Reads in flight. Two to eight saturate a drive; more only take memory."""
+
+
+@define
+class StreamStats:
+    """Counted since the start. stall_s : time that passes waited for the disk."""
+
+    reads: int = 0
+    read_bytes: int = 0
+    pieces: int = 0
+    coalesced: int = 0
+    gap_bytes: int = 0
+    sequential: int = 0
+    stall_s: float = 0.0
+
+
+@define(eq=False)
+class Stream:
+    """Reads ``reads`` over and over into a ring of ``slots`` buffers of ``slot_bytes``.
+
+    memory : uint8 (slots * slot_bytes,), page-aligned. repeat : begin again after the last read, for the next pass.
+    Call `close` at the end.
+    """
+
+    source: DataSource
+    reads: Sequence[Read]
+    memory: NDArray[np.uint8] = field(repr=False)
+    slots: int
+    repeat: bool = True
+    stats: StreamStats = field(factory=StreamStats)
+    _slot_bytes: int = field(init=False)
+    _threads: list[threading.Thread] = field(factory=list, init=False, repr=False)
+    _changed: threading.Condition = field(factory=threading.Condition, init=False, repr=False)
+    # All of these are guarded by _changed. Reads are numbered on and on; number n is read n % len(reads) in slot
+    # n % slots.
+    _asked: int = field(default=0, init=False)
+    _taken: int = field(default=0, init=False)
+    _given_back: int = field(default=0, init=False)
+    _busy: int = field(default=0, init=False)
+    _done: dict[int, Exception | None] = field(factory=dict, init=False)
+    _halted: bool = field(default=True, init=False)
+    _closed: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._slot_bytes = len(self.memory) // self.slots
+        for i in range(min(READERS, self.slots)):
+            thread = threading.Thread(target=self._read_on, name=f"ramforge-read-{i}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def begin(self) -> None:
+        """A pass begins: the next read taken is the first of the order."""
+        with self._changed:
+            if self._halted or self._taken % len(self.reads) or self._taken != self._given_back:
+                self._halted = True
+                while self._busy:
+                    self._changed.wait()
+                self._asked = self._taken = self._given_back = 0
+                self._done.clear()
+                self._halted = False
+                self._changed.notify_all()
+
+    def ready(self) -> bool:
+        """Whether `take` would return at once."""
+        with self._changed:
+            return self._taken in self._done
+
+    def take(self) -> tuple[Read, NDArray[np.uint8]]:
+        """The next read and its window, uint8 (nbytes,), good until `give_back`.
+
+        Raises what the reading thread met, or Interrupted when `halt` was called.
+        """
+        with self._changed:
+            began = time.perf_counter()
+            while self._taken not in self._done and not self._halted:
+                self._changed.wait()
+            self.stats.stall_s += time.perf_counter() - began
+            if self._halted:
+                raise Interrupted("the pass was stopped while it waited for the disk")
+            error = self._done.pop(self._taken)
+            if error is not None:
+                self._halted = True
+                raise error
+            read, window = self._place(self._taken)
+            self._taken += 1
+        return read, window
+
+    def give_back(self) -> None:
+        """The window of the oldest read taken may be filled anew."""
+        with self._changed:
+            self._given_back += 1
+            self._changed.notify_all()
+
+    def halt(self) -> None:
+        """Wake whoever waits in `take`; the next `begin` starts the order anew."""
+        with self._changed:
+            self._halted = True
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = self._halted = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _may_ask(self) -> bool:
+        has_slot = self._asked - self._given_back < self.slots
+        return has_slot and (self.repeat or self._asked < len(self.reads))
+
+    def _place(self, number: int) -> tuple[Read, NDArray[np.uint8]]:
+        read = self.reads[number % len(self.reads)]
+        start = number % self.slots * self._slot_bytes
+        return read, self.memory[start : start + read.nbytes]
+
+    def _read_on(self) -> None:
+        """What each reader thread does."""
+        while True:
+            with self._changed:
+                while not self._closed and (self._halted or not self._may_ask()):
+                    self._changed.wait()
+                if self._closed:
+                    return
+                number = self._asked
+                self._asked += 1
+                self._busy += 1
+            read, window = self._place(number)
+            error: Exception | None = None
+            try:
+                self.source.read_window(read, window)
+            except Exception as caught:  # handed to whoever takes this read
+                error = caught
+            with self._changed:
+                self._busy -= 1
+                if not self._halted:
+                    self._done[number] = error
+                self._count(number, read)
+                self._changed.notify_all()
+
+    def _count(self, number: int, read: Read) -> None:
+        previous = self.reads[(number - 1) % len(self.reads)]
+        s = self.stats
+        s.reads += 1
+        s.read_bytes += read.nbytes
+        s.pieces += len(read.pieces)
+        s.coalesced += len(read.pieces) > 1
+        s.gap_bytes += read.gap_bytes
+        s.sequential += 0 <= read.offset - (previous.offset + previous.nbytes) + 4096 <= 8192
