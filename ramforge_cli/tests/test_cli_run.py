@@ -84,7 +84,7 @@ def test_defaults(ramforge, model):
             "system": None,
             "raw": False,
             "max_tokens": None,
-            "temperature": 0.8,
+            "temperature": 0.2,
             "top_k": 40,
             "top_p": 0.95,
             "min_p": 0.05,

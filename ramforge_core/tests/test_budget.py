@@ -212,19 +212,20 @@ def test_no_sequence_passes_the_limit_or_loses_a_byte(steps):
 
 def test_threads_never_pass_the_limit_and_end_at_zero(monkeypatch):
     def slow(*sizes):  # lets other threads in amid the bookkeeping, where a missing lock would show
-        time.sleep(1e-6)
+        time.sleep(1e-3)
         return TagUse(*sizes)
 
     monkeypatch.setattr("ramforge_core.budget.TagUse", slow)
-    budget, over = MemoryBudget(1000), []
+    budget, over, kept = MemoryBudget(1000), [], []
 
     def work(seed):
         random = np.random.default_rng(seed)
-        for size, other in random.integers(0, 400, (150, 2)).tolist():
+        for size, other in random.integers(1, 200, (12, 2)).tolist():
             try:
-                with budget.charge(f"thread {seed}", size) as charge:
+                with budget.charge("short", size) as charge:
                     charge.resize(other)
                     over.extend([budget.used] if budget.used > 1000 else [])
+                kept.append(budget.charge(f"thread {seed}", size))
             except BudgetExceededError as error:
                 over.extend([error] if error.requested + error.used <= 1000 else [])
 
@@ -234,6 +235,9 @@ def test_threads_never_pass_the_limit_and_end_at_zero(monkeypatch):
     for thread in threads:
         thread.join()
     assert not over
-    assert budget.used == 0
+    assert budget.used == sum(charge.nbytes for charge in kept) > 0
     assert budget.peak <= 1000
+    for charge in kept:
+        charge.release()
+    assert budget.used == 0
     assert all(use.bytes == 0 for use in budget.by_tag().values())

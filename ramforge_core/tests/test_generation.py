@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -44,7 +46,7 @@ class Script:
         self.tokens, self.context, self.passes = list(tokens), context, 0
 
     def cache(self):
-        return None
+        return SimpleNamespace(truncate=lambda positions: None)
 
     def _logits(self):
         logits = np.zeros(400, np.float32)

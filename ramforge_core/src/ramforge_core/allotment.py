@@ -114,7 +114,8 @@ def allot(
     while tokens > 1 and workspace(tokens) + _rows_bytes(model, tokens) > share:
         tokens //= 2
     found = _divide(model, layout, most, tokens, workspace, free_bytes)
-    return found or _divide(model, layout, most, 1, workspace, free_bytes, frugal=True)
+    least = context or min(CHUNK_POSITIONS, trained)
+    return found or _divide(model, layout, least, 1, workspace, free_bytes, frugal=True)
 
 
 def _divide(

@@ -15,18 +15,20 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-from attrs import define, field
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
+from ramforge_core.backend import Backend
 from ramforge_core.budget import MemoryBudget
 from ramforge_core.chat import ChatTemplate
 from ramforge_core.engine import Engine, load_engine
 from ramforge_core.errors import ParameterError
 from ramforge_core.generation import Generation, GenerationStats
-from ramforge_core.gguf import Metadata, open_gguf
+from ramforge_core.gguf import GGUF, Metadata, open_gguf
 from ramforge_core.kv import KVType
-from ramforge_core.model import read_model
+from ramforge_core.model import Model, read_model
 from ramforge_core.plugins import Registry
+from ramforge_core.profile import Profile
 from ramforge_core.pull import resolve
 from ramforge_core.sampling import Sampler, SamplingParameters
 from ramforge_core.sizes import parse_size
@@ -43,6 +45,8 @@ class Stats:
     load_s: float
     weight_bytes: int
     backend: str
+    isa: str = ""
+    threads: int | None = None
     last: GenerationStats = field(factory=GenerationStats)
 
     def to_dict(self) -> dict[str, Any]:
@@ -50,6 +54,8 @@ class Stats:
             "load_s": self.load_s,
             "weight_bytes": self.weight_bytes,
             "backend": self.backend,
+            "isa": self.isa,
+            "threads": self.threads,
             **self.last.to_dict(),
         }
 
@@ -62,6 +68,7 @@ class LanguageModel:
     tokenizer: Tokenizer = field(repr=False)
     template: ChatTemplate | None = field(repr=False)
     stats: Stats
+    profile: Profile | None = field(default=None, repr=False)
 
     def tokenize(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Text to token ids; see `Tokenizer.encode`."""
@@ -101,7 +108,7 @@ class LanguageModel:
         *,
         system: str | None = None,
         max_tokens: int | None = None,
-        temperature: float = 0.8,
+        temperature: float = 0.2,
         top_k: int = 40,
         top_p: float = 0.95,
         min_p: float = 0.05,
@@ -111,7 +118,7 @@ class LanguageModel:
         stop: str | Sequence[str] = (),
         raw: bool = False,
         special: bool = False,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[float, int], None] | None = None,
     ) -> Generation:
         """Answer a prompt: an iterator of text pieces that also has ``ids``, ``finish_reason`` and ``seed``.
 
@@ -167,6 +174,7 @@ def open(
     ram: str | int | None = None,
     registry: Registry | None = None,
     progress: Callable[[int, int], None] | None = None,
+    profile: Profile | None = None,
 ) -> LanguageModel:
     """Open a model.
 
@@ -177,26 +185,60 @@ def open(
     ram : bytes that the whole process may take, as a number or as ``2G``, ``512M``, ``50%``; None takes a safe share of
         what the machine and its container have free. What does not fit is read from disk in every pass.
     progress : called with weight bytes read and in all.
+    profile : a new one, to be told where the time of passes goes; it costs a little of it.
     Raises a RamforgeError that says what is wrong before any weight is read.
     """
     began = time.perf_counter()
-    if kv_type not in ("f16", "f32"):
-        raise ParameterError(f"kv_type is {kv_type!r}, expected f16 or f32")
     registry = registry or Registry.discover()
     gguf = open_gguf(resolve(model, registry))
+    ready = prepare(gguf, registry, backend=backend, kv_type=kv_type, ram=ram)
+    facts, chosen = ready.facts, ready.backend
+    engine = load_engine(
+        facts,
+        chosen,
+        ready.budget,
+        context=ctx,
+        kv_type=kv_type,
+        threads=threads,
+        progress=progress,
+        profile=profile,
+    )
+    weight_bytes = sum(w.nbytes for w in facts.weights.values())
+    isa = chosen.describe().get("isa", "")
+    stats = Stats(time.perf_counter() - began, weight_bytes, chosen.key, isa, engine.program.threads)
+    return LanguageModel(engine, ready.tokenizer, ready.template, stats, profile)
+
+
+@frozen(eq=False)
+class Prepared:
+    """Everything of a model but its weights. Held by whoever opens it and by whoever plans to, so that both start
+    from a process of the same size."""
+
+    facts: Model
+    backend: Backend
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    budget: MemoryBudget
+
+
+def prepare(
+    gguf: GGUF, registry: Registry, *, backend: str | None, kv_type: KVType, ram: str | int | None
+) -> Prepared:
+    """Find the plugins that a file needs, and fix the budget; arguments as in `open`."""
+    if kv_type not in ("f16", "f32"):
+        raise ParameterError(f"kv_type is {kv_type!r}, expected f16 or f32")
     chosen = registry.backend(backend)
     facts = read_model(gguf, registry)
     tokenizer = _tokenizer(gguf.metadata, registry)
     template = ChatTemplate.from_metadata(gguf.metadata, tokenizer)
-    budget = MemoryBudget(
-        default_budget() if ram is None else check_budget(parse_size(ram, available_memory().limit))
-    )
-    engine = load_engine(
-        facts, chosen, budget, context=ctx, kv_type=kv_type, threads=threads, progress=progress
-    )
-    weight_bytes = sum(w.nbytes for w in facts.weights.values())
-    stats = Stats(time.perf_counter() - began, weight_bytes, chosen.key)
-    return LanguageModel(engine, tokenizer, template, stats)
+    return Prepared(facts, chosen, tokenizer, template, budget_of(ram))
+
+
+def budget_of(ram: str | int | None) -> MemoryBudget:
+    """The budget that ``ram`` asks for, in `open`'s terms, as far as the machine has it."""
+    if ram is None:
+        return MemoryBudget(default_budget())
+    return MemoryBudget(check_budget(parse_size(ram, available_memory().limit)))
 
 
 def open_tokenizer(model: str | os.PathLike[str], *, registry: Registry | None = None) -> Tokenizer:

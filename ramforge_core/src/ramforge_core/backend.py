@@ -68,12 +68,19 @@ class Control:
     """Two numbers shared with a running pass: raise ``stop`` from any thread, read ``done`` for progress."""
 
     flags: NDArray[np.int32] = field(default=Factory(lambda: np.zeros(2, np.int32)))
+    _before: int = field(default=0, init=False)
 
     def stop(self) -> None:
         self.flags[0] = 1
 
     def reset(self) -> None:
         self.flags[:] = 0
+        self._before = 0
+
+    def begin(self, step: int) -> None:
+        """The next run of the pass starts with this step."""
+        self.flags[1] = 0
+        self._before = step
 
     @property
     def stopped(self) -> bool:
@@ -81,8 +88,8 @@ class Control:
 
     @property
     def done(self) -> int:
-        """Steps that the current run has finished."""
-        return int(self.flags[1])
+        """Steps of the pass that are finished."""
+        return self._before + int(self.flags[1])
 
 
 @frozen
@@ -98,6 +105,8 @@ class Program(ABC):
     """A compiled graph with its workspace. Not for use from two threads at once."""
 
     steps: Sequence[Step]
+    threads: int | None = None
+    """Threads that it computes with; None if that is not the backend's to say."""
 
     @abstractmethod
     def workspace_bytes(self, n_tokens: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from ramforge_core.errors import GGUFError
-from ramforge_core.residency import Read
+from ramforge_core.residency import PAGE, Read
 
 _READ_BYTES = 16 << 20
 
@@ -30,15 +31,23 @@ class DataSource:
     paths: Sequence[Path]
     direct: bool = True
     _plain: dict[int, int] = field(factory=dict, init=False, repr=False)
-    _direct: dict[int, int | None] = field(factory=dict, init=False, repr=False)
+    _direct: dict[int, int] = field(factory=dict, init=False, repr=False)
+    _refused: set[int] = field(factory=set, init=False, repr=False)
+    """Files whose direct descriptor turned out not to serve. It stays open: other threads may be reading through it."""
     _seen: dict[int, tuple[int, int]] = field(factory=dict, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        for i, path in enumerate(self.paths):
-            with _io_errors(path, "cannot open the file"):
-                self._plain[i] = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-            self._seen[i] = self._look(i)
-            self._direct[i] = self._open_direct(path) if self.direct else None
+        try:
+            for i, path in enumerate(self.paths):
+                with _io_errors(path, "cannot open the file"):
+                    self._plain[i] = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+                self._seen[i] = self._look(i)
+                if self.direct and hasattr(os, "O_DIRECT"):
+                    with contextlib.suppress(OSError):
+                        self._direct[i] = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        except BaseException:
+            self.close()
+            raise
 
     def read_into(self, file: int, offset: int, out: NDArray[np.uint8]) -> None:
         """Fill ``out`` from byte ``offset`` of file number ``file``, through the page cache.
@@ -68,19 +77,23 @@ class DataSource:
                 done += count
 
     def _read(self, read: Read, view: memoryview, done: int) -> int:
-        descriptor = self._direct[read.file]
-        if descriptor is not None and done % 4096 == 0:
+        descriptor = self._direct.get(read.file)
+        if descriptor is not None and read.file not in self._refused and done % PAGE == 0:
             try:
                 return os.preadv(descriptor, [view[done:]], read.offset + done)
             except OSError as error:
-                if error.errno != 22:  # EINVAL: this file system wants no direct reads after all
+                if error.errno != errno.EINVAL:  # this file system wants no direct reads after all
                     raise
-                self._direct[read.file] = None
-                os.close(descriptor)
+                self._refused.add(read.file)
         count = os.preadv(self._plain[read.file], [view[done:]], read.offset + done)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._plain[read.file], read.offset + done, count, os.POSIX_FADV_DONTNEED)
         return count
+
+    def forget(self, read: Read) -> None:
+        """Drop a window from the page cache, where the system can, so that reading it asks the disk."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._plain[read.file], read.offset, read.nbytes, os.POSIX_FADV_DONTNEED)
 
     def check_unchanged(self) -> None:
         """Raises GGUFError if a file was written to since it was opened: its header may no longer fit."""
@@ -91,20 +104,11 @@ class DataSource:
     @property
     def is_direct(self) -> bool:
         """Whether windows of every file are read past the page cache."""
-        return all(d is not None for d in self._direct.values())
+        return len(self._direct) == len(self._plain) and not self._refused
 
     def _look(self, file: int) -> tuple[int, int]:
         facts = os.fstat(self._plain[file])
         return facts.st_size, facts.st_mtime_ns
-
-    @staticmethod
-    def _open_direct(path: Path) -> int | None:
-        if not hasattr(os, "O_DIRECT"):
-            return None
-        try:
-            return os.open(path, os.O_RDONLY | os.O_DIRECT)
-        except OSError:
-            return None
 
     def _short(self, file: int, offset: int, expected: int, got: int) -> GGUFError:
         return GGUFError(
@@ -114,8 +118,7 @@ class DataSource:
 
     def close(self) -> None:
         for descriptor in (*self._plain.values(), *self._direct.values()):
-            if descriptor is not None:
-                os.close(descriptor)
+            os.close(descriptor)
         self._plain.clear()
         self._direct.clear()
 

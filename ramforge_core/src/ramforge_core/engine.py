@@ -8,23 +8,28 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 from numpy.typing import NDArray
 
 from ramforge_core.allotment import Allotment, allot, smallest_free_bytes
 from ramforge_core.backend import Backend, Batch, Control, Limits, Program
 from ramforge_core.budget import MemoryBudget
 from ramforge_core.datasource import DataSource
-from ramforge_core.errors import BudgetTooSmallError, ContextFullError, Interrupted, ParameterError
+from ramforge_core.errors import BudgetTooSmallError, ContextFullError, ParameterError
 from ramforge_core.kv import CHUNK_POSITIONS, KVCache, KVLayout, KVType
 from ramforge_core.memory import allocate
 from ramforge_core.model import Model
+from ramforge_core.profile import Profile
+from ramforge_core.stream import StreamStats
 from ramforge_core.streaming import StreamedPasses
 from ramforge_core.system import process_memory
 from ramforge_core.weights import load_pinned
+
+_PROGRESS_S = 0.2
 
 
 @define(eq=False)
@@ -56,12 +61,23 @@ class Engine:
         """An empty cache for one sequence; call its ``truncate(0)`` when the sequence is done."""
         return KVCache(self.allotment.kv_layout, self.budget)
 
+    @property
+    def reads(self) -> StreamStats:
+        """What passes have read from disk so far, a copy; nothing where all weights are in memory."""
+        return StreamStats() if self.streamed is None else evolve(self.streamed.stream.stats)
+
     def run(
-        self, tokens: Sequence[int], start: int, cache: KVCache, wanted: Sequence[bool]
+        self,
+        tokens: Sequence[int],
+        start: int,
+        cache: KVCache,
+        wanted: Sequence[bool],
+        progress: Callable[[float], None] | None = None,
     ) -> NDArray[np.float32]:
         """One pass over consecutive tokens of a sequence.
 
         tokens : at most ``allotment.max_tokens``, at positions start, start+1, ... wanted : by token.
+        progress : called a few times per second with the share of the pass that is done.
         Returns float32 (number wanted, vocab): a view of the logits buffer, good until the next pass.
         A KeyboardInterrupt of the waiting thread stops the pass before it is raised. Raises Interrupted when
         `close` stopped the pass.
@@ -78,13 +94,14 @@ class Engine:
             logits = self._logits[: int(batch.wanted.sum())]
             self._control.reset()
             run = self.program.run if self.streamed is None else self.streamed.run
-            future = self._worker.submit(run, batch, [cache], logits, self._control)
             try:
+                future = self._worker.submit(run, batch, [cache], logits, self._control)
+                while progress is not None and not wait([future], _PROGRESS_S).done:
+                    progress(min(self._control.done / len(self.program.steps), 1.0))
                 future.result()
             except KeyboardInterrupt:
                 self._stop()
-                with contextlib.suppress(Interrupted):
-                    future.result()
+                self._worker.submit(int).result()  # there is one worker: nothing runs any more when this has
                 raise
         return logits
 
@@ -93,15 +110,21 @@ class Engine:
         tokens: Sequence[int],
         cache: KVCache,
         start: int = 0,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[float, int], None] | None = None,
     ) -> NDArray[np.float32]:
-        """Run a whole prompt, chunk by chunk. Returns the last token's logits, float32 (vocab,), a view."""
+        """Run a whole prompt, chunk by chunk. Returns the last token's logits, float32 (vocab,), a view.
+
+        progress : called with tokens done, of a pass that is under way its share, and tokens in all.
+        """
         self._check(tokens, start)
         logits: NDArray[np.float32] = self._logits[0]
         for at in range(0, len(tokens), self.allotment.max_tokens):
             chunk = tokens[at : at + self.allotment.max_tokens]
             last = at + len(chunk) == len(tokens)
-            out = self.run(chunk, start + at, cache, [False] * (len(chunk) - 1) + [last])
+            tick = None
+            if progress is not None:
+                tick = partial(_tick, progress, at, len(chunk), len(tokens))
+            out = self.run(chunk, start + at, cache, [False] * (len(chunk) - 1) + [last], tick)
             if last:
                 logits = out[0]
             if progress is not None:
@@ -147,6 +170,10 @@ class Engine:
         self._resources.close()
 
 
+def _tick(progress: Callable[[float, int], None], at: int, tokens: int, total: int, share: float) -> None:
+    progress(at + tokens * share, total)
+
+
 def load_engine(
     model: Model,
     backend: Backend,
@@ -156,30 +183,39 @@ def load_engine(
     kv_type: KVType = "f16",
     threads: int = 0,
     progress: Callable[[int, int], None] | None = None,
+    profile: Profile | None = None,
 ) -> Engine:
     """Divide the budget, compile the graph and read the pinned weights.
 
     context : positions; None means 4096, or less where the model or the budget has less.
-    progress : called with weight bytes read and in all.
+    progress : called with weight bytes read and in all. profile : is told where the time of passes goes, which costs
+        some of it.
     Raises BudgetTooSmallError that names the smallest budget, before a weight is read.
     """
     if threads < 0:
         raise ParameterError(f"threads is {threads}, expected at least 1, or 0 for the default")
     with contextlib.ExitStack() as resources:
-        allotment = divide(model, backend, budget, context=context, kv_type=kv_type, threads=threads)
+        process = process_memory().rss or 0
+        allotment = divide(
+            model, backend, budget, process, context=context, kv_type=kv_type, threads=threads
+        )
         parts = allotment.residency
-        for tag, nbytes in allotment.charges().items():
+        for tag, nbytes in {"process": process, **allotment.charges()}.items():
             resources.enter_context(budget.charge(tag, nbytes))
         limits = _limits(allotment, threads)
         program = backend.compile(parts.graph, parts.weights, limits)
-        source = resources.enter_context(DataSource(model.gguf.files, direct=bool(parts.reads)))
+        if profile is not None:
+            program = profile.watch(program, parts.graph, parts.weights)
+        source = resources.enter_context(DataSource(model.gguf.files, direct=allotment.slots > 0))
         streamed, ring = None, None
-        if parts.reads:
+        if allotment.slots:
             ring = (allocate(allotment.ring_bytes), allotment.slots)
         program.bind(load_pinned(parts.pinned, source, ring, progress))
-        if ring:
+        if ring and parts.embedding is not None:
             streamed = StreamedPasses(model, program, parts, source, *ring, max_tokens=allotment.max_tokens)
             resources.callback(streamed.close)
+            if profile is not None:
+                profile.stream = streamed.stream.stats
         vocab = model.graph.logits.width
         logits = allocate(allotment.logits_bytes).view(np.float32).reshape(allotment.max_wanted, vocab)
         return Engine(model, program, allotment, budget, streamed, logits, resources.pop_all())
@@ -189,26 +225,34 @@ def divide(
     model: Model,
     backend: Backend,
     budget: MemoryBudget,
+    process_bytes: int,
     *,
     context: int | None,
     kv_type: KVType,
     threads: int,
 ) -> Allotment:
-    """Charge the process as it is now and divide what the budget has left. Raises BudgetTooSmallError."""
-    budget.charge("process", process_memory().rss or 0)
-    layout = KVLayout.of(model.graph.attentions, kv_type)
-    trial = min(512, context or model.config.context_length)
-    workspace = backend.compile(
-        model.graph,
-        model.weights,
-        Limits(trial, 1, min(context or 4096, model.config.context_length), layout, threads),
-    ).workspace_bytes
-    found = allot(model, budget.free, workspace, context=context, kv_type=kv_type)
+    """Divide what the budget has left beside a process of ``process_bytes``. Charges nothing.
+
+    Raises BudgetTooSmallError.
+    """
+    workspace = trial_workspace(model, backend, context=context, kv_type=kv_type, threads=threads)
+    free = None if budget.free is None else budget.free - process_bytes
+    found = allot(model, free, workspace, context=context, kv_type=kv_type)
     if found is None:
         needed = smallest_free_bytes(model, workspace, context=context, kv_type=kv_type)
         positions = context or min(CHUNK_POSITIONS, model.config.context_length)
-        raise BudgetTooSmallError(needed, budget.used, budget.limit or 0, positions)
+        raise BudgetTooSmallError(needed, budget.used + process_bytes, budget.limit or 0, positions)
     return found
+
+
+def trial_workspace(
+    model: Model, backend: Backend, *, context: int | None, kv_type: KVType, threads: int
+) -> Callable[[int], int]:
+    """What a pass over so many tokens takes as scratch, from a program that is compiled to be asked."""
+    layout = KVLayout.of(model.graph.attentions, kv_type)
+    trial = min(512, context or model.config.context_length)
+    limits = Limits(trial, 1, min(context or 4096, model.config.context_length), layout, threads)
+    return backend.compile(model.graph, model.weights, limits).workspace_bytes
 
 
 def _limits(allotment: Allotment, threads: int) -> Limits:

@@ -94,6 +94,12 @@ class NonFiniteError(RamforgeError, ArithmeticError):
     reason = "non-finite"
 
 
+class VerificationError(RamforgeError, ArithmeticError):
+    """The same model computed other logits in another memory budget: a fault of ours or of the machine."""
+
+    reason = "verification"
+
+
 class ContextFullError(RamforgeError, ValueError):
     """The prompt does not fit the context."""
 

@@ -31,7 +31,7 @@ class SamplingParameters:
     Raises ParameterError naming the value that makes no sense.
     """
 
-    temperature: float = 0.8
+    temperature: float = 0.2
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import define, field
+from attrs import asdict, define, field
 from numpy.typing import NDArray
 
 from ramforge_core.datasource import DataSource
@@ -24,7 +24,12 @@ READERS = 4
 
 @define
 class StreamStats:
-    """Counted since the start. stall_s : time that passes waited for the disk."""
+    """Counted since the start; all but rows by the stream.
+
+    gap_bytes : of ``read_bytes``, what was read for nothing. sequential : reads that went on where the last one ended.
+    row_reads, row_bytes : rows of the token embedding, read one by one.
+    stall_s : time that passes waited for the disk. busy_s : time in which at least one read was in flight.
+    """
 
     reads: int = 0
     read_bytes: int = 0
@@ -32,14 +37,21 @@ class StreamStats:
     coalesced: int = 0
     gap_bytes: int = 0
     sequential: int = 0
+    row_reads: int = 0
+    row_bytes: int = 0
     stall_s: float = 0.0
+    busy_s: float = 0.0
+
+    def since(self, earlier: StreamStats) -> StreamStats:
+        """What came after ``earlier``, a copy."""
+        return StreamStats(**{name: n - getattr(earlier, name) for name, n in asdict(self).items()})
 
 
 @define(eq=False)
 class Stream:
     """Reads ``reads`` over and over into a ring of ``slots`` buffers of ``slot_bytes``.
 
-    memory : uint8 (slots * slot_bytes,), page-aligned. repeat : begin again after the last read, for the next pass.
+    reads : may be empty, and then there is nothing to take. memory : uint8 (slots * slot_bytes,), page-aligned. repeat : begin again after the last read, for the next pass.
     Call `close` at the end.
     """
 
@@ -58,13 +70,14 @@ class Stream:
     _taken: int = field(default=0, init=False)
     _given_back: int = field(default=0, init=False)
     _busy: int = field(default=0, init=False)
+    _busy_since: float = field(default=0.0, init=False)
     _done: dict[int, Exception | None] = field(factory=dict, init=False)
     _halted: bool = field(default=True, init=False)
     _closed: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._slot_bytes = len(self.memory) // self.slots
-        for i in range(min(READERS, self.slots)):
+        for i in range(min(READERS, self.slots, len(self.reads))):
             thread = threading.Thread(target=self._read_on, name=f"ramforge-read-{i}", daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -72,7 +85,8 @@ class Stream:
     def begin(self) -> None:
         """A pass begins: the next read taken is the first of the order."""
         with self._changed:
-            if self._halted or self._taken % len(self.reads) or self._taken != self._given_back:
+            within = self._taken % max(1, len(self.reads))
+            if self._halted or within or self._taken != self._given_back:
                 self._halted = True
                 while self._busy:
                     self._changed.wait()
@@ -144,7 +158,7 @@ class Stream:
                     return
                 number = self._asked
                 self._asked += 1
-                self._busy += 1
+                self._note_busy(1)
             read, window = self._place(number)
             error: Exception | None = None
             try:
@@ -152,11 +166,18 @@ class Stream:
             except Exception as caught:  # handed to whoever takes this read
                 error = caught
             with self._changed:
-                self._busy -= 1
+                self._note_busy(-1)
                 if not self._halted:
                     self._done[number] = error
                 self._count(number, read)
                 self._changed.notify_all()
+
+    def _note_busy(self, more: int) -> None:
+        now = time.perf_counter()
+        if self._busy:
+            self.stats.busy_s += now - self._busy_since
+        self._busy_since = now
+        self._busy += more
 
     def _count(self, number: int, read: Read) -> None:
         previous = self.reads[(number - 1) % len(self.reads)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -63,28 +64,35 @@ class StreamedPasses:
         batch = evolve(batch, tokens=np.arange(len(batch.tokens), dtype=np.int32))
         at = 0
         for segment in self._segments:
+            control.begin(at)
             if segment.first_use > at and not self.stream.ready():
                 self.program.run(batch, caches, logits, control, range(at, segment.first_use))
                 at = segment.first_use
+                control.begin(at)
             read, window = self.stream.take()
             self.program.bind({name: window[start : start + n] for name, start, n in read.pieces})
             self.program.run(batch, caches, logits, control, range(at, segment.end))
             self.stream.give_back()
             at = segment.end
         if at < len(self.program.steps):
+            control.begin(at)
             self.program.run(batch, caches, logits, control, range(at, len(self.program.steps)))
 
     def _read_rows(self, tokens: NDArray[np.int32]) -> None:
         """Read the embeddings of a batch, each token's row by itself."""
         tensor = self.residency.embedding or ""
         info, row_bytes = self.model.gguf.tensors[tensor], self.model.weights[tensor].row_bytes
+        began = time.perf_counter()
         for i, token in enumerate(tokens.tolist()):
             start = info.offset + token * row_bytes
             offset = start // PAGE * PAGE
             nbytes = -(-(start + row_bytes) // PAGE) * PAGE - offset
             read = Read(info.file, offset, nbytes, ((tensor, start - offset, row_bytes),), nbytes - row_bytes)
             self.source.read_window(read, self._window[:nbytes])
+            self.stream.stats.row_reads += 1
+            self.stream.stats.row_bytes += nbytes
             self._rows[i * row_bytes : (i + 1) * row_bytes] = self._window[start - offset :][:row_bytes]
+        self.stream.stats.stall_s += time.perf_counter() - began
 
     def halt(self) -> None:
         """Wake a pass that waits for the disk; it raises Interrupted."""

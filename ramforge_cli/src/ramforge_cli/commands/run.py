@@ -38,7 +38,7 @@ def _tokens(n: float) -> str:
     "-n", "--max-tokens", type=int, metavar="N", help="Stop after N tokens. [default: when the model ends]"
 )
 @click.option(
-    "--temperature", type=float, default=0.8, show_default=True, help="0 always takes the likeliest token."
+    "--temperature", type=float, default=0.2, show_default=True, help="0 always takes the likeliest token."
 )
 @click.option("--top-k", type=int, default=40, show_default=True, help="Draw from the K likeliest; 0 is off.")
 @click.option(

@@ -73,7 +73,7 @@ def gguf_bytes(
     if alignment != 32:
         pairs.setdefault("general.alignment", alignment)
     packed = [pack_pair(key, value, (kinds or {}).get(key), order=order) for key, value in pairs.items()]
-    infos, data = [], b""
+    infos, data = [], bytearray()
     for name, (ggml_type, shape, raw) in (tensors or {}).items():
         data += bytes(-len(data) % alignment)
         infos.append(pack_info(name, list(shape)[::-1], ggml_type, len(data), order=order))

@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 Array = NDArray[np.float32]
 
 BLAS_TOKENS = 32
-"""Tokens of one matrix product; fewer are padded with zeros.
+BLAS_ROWS = 16
+"""Tokens and rows of one matrix product; fewer are padded with zeros.
 
-BLAS sums in an order that depends on the shape; with one shape a token's result is the same in every batch.
+BLAS sums in an order that depends on the shape and on the place in it. With one shape a token's result is the same in
+every batch, and a row's the same in every run of rows that begins at a multiple of `BLAS_ROWS`.
 """
 
 
@@ -37,11 +39,16 @@ def norm(x: Array, weight: Array, eps: float, kind: str, bias: Array | None = No
 
 def linear(x: Array, weight: Array) -> Array:
     """x (T, columns) @ weight (rows, columns).T"""
-    out = np.empty((len(x), len(weight)), np.float32)
+    rows, columns = weight.shape
+    if rows % BLAS_ROWS:
+        weight = np.pad(weight, ((0, -rows % BLAS_ROWS), (0, 0)))
+    runs = weight.reshape(-1, BLAS_ROWS, columns).transpose(0, 2, 1)
+    out = np.empty((len(x), rows), np.float32)
     for t in range(0, len(x), BLAS_TOKENS):
-        block = np.zeros((BLAS_TOKENS, x.shape[1]), np.float32)
+        block = np.zeros((BLAS_TOKENS, columns), np.float32)
         block[: len(x) - t] = x[t : t + BLAS_TOKENS]
-        out[t : t + BLAS_TOKENS] = (block @ weight.T)[: len(x) - t]
+        product = (block @ runs).transpose(1, 0, 2).reshape(BLAS_TOKENS, -1)
+        out[t : t + BLAS_TOKENS] = product[: len(x) - t, :rows]
     return out
 
 

@@ -94,7 +94,7 @@ class NumpyProgram(Program):
         inputs = 4 * n_tokens * (op.out.width + sum(v.width for v in op_inputs(op)))
         if isinstance(op, (Linear, Embed)):
             columns = self.specs[op.weight].shape[1]
-            slab = max(SLAB_VALUES, columns)
+            slab = max(SLAB_VALUES, columns * ops.BLAS_ROWS)
             if isinstance(op, Embed):
                 slab = columns * n_tokens
             block = 4 * ops.BLAS_TOKENS * (columns + max(SLAB_VALUES // columns, 1))
@@ -193,7 +193,8 @@ class NumpyProgram(Program):
         out = self._values.get(op.out)  # there already if these are further columns of it
         if out is None:
             out = np.empty((len(x), op.out.width), np.float32)
-        rows, slab = self.specs[op.weight].shape[0], max(1, SLAB_VALUES // x.shape[1])
+        rows, few = self.specs[op.weight].shape[0], ops.BLAS_ROWS
+        slab = max(few, SLAB_VALUES // x.shape[1] // few * few)
         for r in range(0, rows, slab):
             self._check_stop(control)
             if len(x):

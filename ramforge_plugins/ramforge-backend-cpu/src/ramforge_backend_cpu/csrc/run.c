@@ -15,11 +15,8 @@
 #define TASK_PRODUCTS (8 << 20)
 #define TASKS_PER_THREAD 4
 
-/* Kernels work on 16 rows at once. For few activations, where reading the weights is all the work, the 16 rows are
- * taken a sixteenth of the task apart: each is then a stream of its own that the processor reads ahead of us. Rows
- * side by side are too short for that (Q4_K, 2048 columns, one core of a Zen 4: 7 GB/s, and 16 GB/s so). */
+/* Kernels work on 16 rows at once. */
 #define KERNEL_ROWS 16
-#define MAX_STREAMED_ACTS 4
 
 typedef struct {
     int64_t n;      /* tasks */
@@ -67,34 +64,13 @@ static plan plan_unit(const rf_run *run, const rf_unit *u, int n_threads)
     return (plan){divide_up(rows, size), size, rows > 1 && rows * width >= MIN_PARALLEL_FLOATS};
 }
 
-/* n_rows a multiple of KERNEL_ROWS: rows l * n_rows / 16 + i of the task, l < 16, for one i after the other. */
-static int matmul_streams(ramforge_matmul_fn matmul, const rf_unit *u, const uint8_t *weight, int64_t n_rows,
-                          const uint8_t *acts, int64_t n_acts, float *out, int64_t stride)
-{
-    int64_t length = n_rows / KERNEL_ROWS;
-    float part[MAX_STREAMED_ACTS * KERNEL_ROWS];
-    int result = 0;
-    for (int64_t i = 0; i < length; i++) {
-        result |= matmul(weight + i * u->row_bytes, length * u->row_bytes, KERNEL_ROWS, u->n_cols, acts, u->act_bytes,
-                         n_acts, part, KERNEL_ROWS);
-        for (int64_t a = 0; a < n_acts; a++)
-            for (int64_t l = 0; l < KERNEL_ROWS; l++)
-                out[a * stride + l * length + i] = part[a * KERNEL_ROWS + l];
-    }
-    return result;
-}
-
 static int do_matmul(const rf_table *table, const rf_run *run, const rf_unit *u, int64_t row, int64_t n_rows)
 {
     int64_t n_acts = u->wanted ? run->n_wanted : run->n_tokens, stride = run->values[u->out].stride;
     const uint8_t *weight = u->weight + row * u->row_bytes, *acts = (const uint8_t *)rf_row(run, u->a, 0);
     float *out = rf_row(run, u->out, 0) + u->start + row;
     ramforge_matmul_fn matmul = u->matmul ? u->matmul : table->matmul_f32;
-    int64_t streamed = n_acts <= MAX_STREAMED_ACTS ? n_rows / KERNEL_ROWS * KERNEL_ROWS : 0;
-    int result = matmul_streams(matmul, u, weight, streamed, acts, n_acts, out, stride);
-    if (streamed < n_rows)
-        result |= matmul(weight + streamed * u->row_bytes, u->row_bytes, n_rows - streamed, u->n_cols, acts,
-                         u->act_bytes, n_acts, out + streamed, stride);
+    int result = matmul(weight, u->row_bytes, n_rows, u->n_cols, acts, u->act_bytes, n_acts, out, stride);
     if (u->bias)
         for (int64_t a = 0; a < n_acts; a++)
             for (int64_t r = 0; r < n_rows; r++)
