@@ -38,6 +38,7 @@ class BuiltIn(NamedTuple):
 BUILT_IN = {
     "run": BuiltIn("ramforge_cli.commands.run:run", "Answer a prompt."),
     "inspect": BuiltIn("ramforge_cli.commands.inspect:inspect", "Show what a GGUF file holds."),
+    "plan": BuiltIn("ramforge_cli.commands.plan:plan", "Say what a run will take."),
     "support": BuiltIn("ramforge_cli.commands.support:support", "Show what this machine can run."),
     "tokenize": BuiltIn(
         "ramforge_cli.commands.tokenize:tokenize", "Turn text into token ids, or ids into text."

@@ -18,9 +18,7 @@ _FORMATS = (".png", ".svg", ".pdf")
 def require(file: Path) -> None:
     """Raises UsageError if nothing could be drawn there, before anything is measured."""
     if file.suffix.lower() not in _FORMATS:
-        raise click.BadParameter(
-            f"{file.name} ends with none of {', '.join(_FORMATS)}", param_hint="--plot"
-        )
+        raise click.BadParameter(f"{file.name} ends with none of {', '.join(_FORMATS)}", param_hint="--plot")
     if not file.absolute().parent.is_dir():
         raise click.BadParameter(f"there is no folder {file.absolute().parent}", param_hint="--plot")
     if find_spec("matplotlib") is None:

@@ -25,7 +25,7 @@ from ramforge_core.engine import Engine, load_engine
 from ramforge_core.errors import ParameterError
 from ramforge_core.generation import Generation, GenerationStats
 from ramforge_core.gguf import GGUF, Metadata, open_gguf
-from ramforge_core.kv import KVType
+from ramforge_core.kv import KV_TYPES, KVType
 from ramforge_core.model import Model, read_model
 from ramforge_core.plugins import Registry
 from ramforge_core.profile import Profile
@@ -181,7 +181,7 @@ def open(
     model : a GGUF file, a folder or any shard of a split file, or a name that `ramforge pull` knows.
     backend : key of a backend; None takes the best that works here. threads : 0 lets it choose.
     ctx : tokens the context holds; None means 4096, or what the model was trained on if that is less.
-    kv_type : how keys and values are kept, f16 or f32.
+    kv_type : how keys and values are kept: f16, f32, or q8_0, which takes half of f16 and rounds more.
     ram : bytes that the whole process may take, as a number or as ``2G``, ``512M``, ``50%``; None takes a safe share of
         what the machine and its container have free. What does not fit is read from disk in every pass.
     progress : called with weight bytes read and in all.
@@ -225,8 +225,8 @@ def prepare(
     gguf: GGUF, registry: Registry, *, backend: str | None, kv_type: KVType, ram: str | int | None
 ) -> Prepared:
     """Find the plugins that a file needs, and fix the budget; arguments as in `open`."""
-    if kv_type not in ("f16", "f32"):
-        raise ParameterError(f"kv_type is {kv_type!r}, expected f16 or f32")
+    if kv_type not in KV_TYPES:
+        raise ParameterError(f"kv_type is {kv_type!r}, expected one of {', '.join(KV_TYPES)}")
     chosen = registry.backend(backend)
     facts = read_model(gguf, registry)
     tokenizer = _tokenizer(gguf.metadata, registry)

@@ -10,58 +10,88 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ramforge_core.budget import Charge, MemoryBudget
+from ramforge_core.errors import ParameterError
 from ramforge_core.graph import Attention
 from ramforge_core.memory import allocate
 
 CHUNK_POSITIONS = 256
 """Positions in a chunk. A multiple of every tile that a backend's attention works in."""
 
-KVType = Literal["f16", "f32"]
-_DTYPES: dict[str, np.dtype[np.float16] | np.dtype[np.float32]] = {
-    "f16": np.dtype(np.float16),
-    "f32": np.dtype(np.float32),
-}
+KVType = Literal["f16", "f32", "q8_0"]
+
+KV_TYPES: tuple[KVType, ...] = ("f16", "f32", "q8_0")
+_BLOCK, _BLOCK_BYTES = 32, 34
 
 
 @frozen
 class KVLayout:
     """Where a chunk holds what. One chunk is one buffer for `CHUNK_POSITIONS` positions of all layers.
 
-    For each layer in turn: keys (kv_heads, CHUNK_POSITIONS, key_width), then values (kv_heads, CHUNK_POSITIONS,
-    value_width), both of ``dtype``, each starting at a multiple of 64 bytes.
+    For each layer in turn: keys (kv_heads, CHUNK_POSITIONS, row), then values in the same way, each starting at a
+    multiple of 64 bytes. A row is one head's values at one position: ``f16`` or ``f32`` numbers, or ``q8_0`` blocks
+    as in GGML: for 32 values a float16 d and 32 int8 q, value = d * q. There d = max|x| / 127 before it is rounded to
+    float16, and q = x / d to nearest even. Raises ParameterError where a width is not whole blocks.
     """
 
     type: KVType
     layers: tuple[tuple[int, int, int], ...]
     """By layer: kv_heads, key_width, value_width."""
 
+    def __attrs_post_init__(self) -> None:
+        if self.type == "q8_0" and (odd := [w for _, *ws in self.layers for w in ws if w % _BLOCK]):
+            raise ParameterError(
+                f"a KV cache of type q8_0 needs heads of a multiple of {_BLOCK} values, but this model has heads of "
+                f"{odd[0]}; take f16"
+            )
+
     @classmethod
     def of(cls, attentions: Sequence[Attention], kv_type: KVType) -> KVLayout:
         return cls(kv_type, tuple((a.kv_heads, a.key_width, a.value_width) for a in attentions))
 
-    @property
-    def dtype(self) -> np.dtype[np.float16] | np.dtype[np.float32]:
-        return _DTYPES[self.type]
+    def row_bytes(self, width: int) -> int:
+        """Bytes of one head's keys or values at one position."""
+        return width // _BLOCK * _BLOCK_BYTES if self.type == "q8_0" else width * (2 if self.type == "f16" else 4)
+
+    def pack(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
+        """float32 (..., width) to uint8 (..., row_bytes), as the cache holds them."""
+        if self.type != "q8_0":
+            dtype = np.float16 if self.type == "f16" else np.float32
+            return np.ascontiguousarray(rows, dtype).view(np.uint8)
+        blocks = rows.reshape(*rows.shape[:-1], -1, _BLOCK)
+        d = np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127)
+        q = np.clip(np.rint(blocks / np.where(d == 0, np.float32(1), d)), -127, 127).astype(np.int8)
+        packed = np.concatenate([d.astype(np.float16).view(np.uint8), q.view(np.uint8)], axis=-1)
+        return packed.reshape(*rows.shape[:-1], -1)
+
+    def unpack(self, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """uint8 (..., row_bytes) to float32 (..., width)."""
+        rows = np.ascontiguousarray(rows)
+        if self.type != "q8_0":
+            return rows.view(np.float16 if self.type == "f16" else np.float32).astype(np.float32)
+        blocks = rows.reshape(*rows.shape[:-1], -1, _BLOCK_BYTES)
+        d = np.ascontiguousarray(blocks[..., :2]).view(np.float16).astype(np.float32)
+        values = d * blocks[..., 2:].view(np.int8).astype(np.float32)
+        return values.reshape(*rows.shape[:-1], -1)
 
     def offsets(self) -> tuple[tuple[int, int], ...]:
         """By layer: byte offsets of the keys and of the values inside a chunk."""
         out, at = [], 0
         for heads, key_width, value_width in self.layers:
-            pair = []
-            for width in (key_width, value_width):
-                pair.append(at)
-                at += -(-heads * CHUNK_POSITIONS * width * self.dtype.itemsize // 64) * 64
-            out.append((pair[0], pair[1]))
+            values = at + self._part_bytes(heads, key_width)
+            out.append((at, values))
+            at = values + self._part_bytes(heads, value_width)
         return tuple(out)
+
+    def _part_bytes(self, heads: int, width: int) -> int:
+        return -(-heads * CHUNK_POSITIONS * self.row_bytes(width) // 64) * 64
 
     @property
     def chunk_bytes(self) -> int:
-        per_width = [h * CHUNK_POSITIONS * w * self.dtype.itemsize for h, k, v in self.layers for w in (k, v)]
-        return sum(-(-n // 64) * 64 for n in per_width)
+        return sum(self._part_bytes(h, w) for h, *widths in self.layers for w in widths)
 
     @property
     def bytes_per_token(self) -> int:
-        return sum(h * (k + v) for h, k, v in self.layers) * self.dtype.itemsize
+        return sum(h * self.row_bytes(w) for h, *widths in self.layers for w in widths)
 
 
 @define(eq=False)

@@ -167,7 +167,7 @@ def _share(model: Model, matrices: Sequence[Sequence[str]], free: int) -> dict[s
         due += share * sum(size[n] for n in names)
         for name in sorted(names, key=lambda n: -size[n]):
             spec = model.weights[name]
-            wanted = -(-int(due + 0.5) // spec.row_bytes) if due >= 1 else 0
+            wanted = -(-int(due + 0.5) // spec.row_bytes)
             if wanted > 0:
                 first[name] = max(0, spec.shape[0] - wanted) // ROWS * ROWS
                 due -= (spec.shape[0] - first[name]) * spec.row_bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from ramforge_core.residency import GAP_BYTES, PAGE, Piece, Read
 from ramforge_core.stream import Stream
 
 ALIGNMENT = 64
+_LOADERS = 4
 
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
@@ -54,9 +56,16 @@ def load_pinned(
 def _buffered(
     pieces: Sequence[Piece], source: DataSource, out: Mapping[str, NDArray[np.uint8]]
 ) -> Iterator[int]:
-    for piece in pieces:
+    def read(piece: Piece) -> int:
         source.read_into(piece.file, piece.offset, out[piece.name])
-        yield piece.nbytes
+        return piece.nbytes
+
+    # Copying from the page cache and the first touch of new pages are work for more than one processor.
+    pool = ThreadPoolExecutor(_LOADERS, thread_name_prefix="ramforge-load")
+    try:
+        yield from pool.map(read, pieces)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _through_ring(

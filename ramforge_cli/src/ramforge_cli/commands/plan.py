@@ -12,7 +12,7 @@ from ramforge_cli.options import debug_option, json_option
 
 
 @click.command()
-@click.argument("model", default="smollm2")
+@click.argument("model")
 @click.option(
     "--ram", metavar="SIZE", help="What the whole process may take: 2G, 512M, 50%. [default: a safe share]"
 )
@@ -22,7 +22,7 @@ from ramforge_cli.options import debug_option, json_option
     "--backend", metavar="NAME", help="How to compute; `ramforge support` lists them. [default: the best]"
 )
 @click.option(
-    "--kv-type", type=click.Choice(["f16", "f32"]), default="f16", show_default=True, help="KV cache type."
+    "--kv-type", type=click.Choice(["f16", "f32", "q8_0"]), default="f16", show_default=True, help="KV cache type."
 )
 @click.option("--sweep", is_flag=True, help="Show tokens per second against the budget instead.")
 @click.option(

@@ -67,7 +67,7 @@ def _tokens(n: float) -> str:
     "--backend", metavar="NAME", help="How to compute; `ramforge support` lists them. [default: the best]"
 )
 @click.option(
-    "--kv-type", type=click.Choice(["f16", "f32"]), default="f16", show_default=True, help="KV cache type."
+    "--kv-type", type=click.Choice(["f16", "f32", "q8_0"]), default="f16", show_default=True, help="KV cache type."
 )
 @click.option("--special", is_flag=True, help="Show control tokens such as <|im_end|>.")
 @click.option(

@@ -67,7 +67,8 @@ def calibrate(
         except (RamforgeError, MemoryError) as error:
             _log.warning("the speed of backend %s could not be measured: %s", backend.key, error)
         else:
-            store.put("compute", key, found.to_dict())
+            if not found.busy:
+                store.put("compute", key, found.to_dict())
     return Calibration(disk, found)
 
 

@@ -20,8 +20,10 @@ from attrs import asdict, define, evolve, field, fields, frozen
 from numpy.typing import NDArray
 
 from ramforge_core import __version__
+from ramforge_core.allotment import SLOTS
 from ramforge_core.backend import Backend, Batch, Control, Limits, Program, WeightSpec
 from ramforge_core.calibration.disk import now
+from ramforge_core.datasource import DataSource
 from ramforge_core.graph import Attention, Embed, Graph, Linear, Op, Stage, Value, op_weights
 from ramforge_core.kv import KVCache, KVLayout, KVType
 from ramforge_core.memory import allocate
@@ -39,6 +41,7 @@ _SAMPLE_BYTES = 24 << 20
 _MOST_COPIES = 8
 """Of a small block several are run, so that a call's own cost does not count for more than it is."""
 _ALIGNMENT = 64
+_BUSY_SPREAD = 1.5
 
 
 @frozen
@@ -48,6 +51,7 @@ class ComputeRate:
     decode_s : a pass of one token at position ``position``. attention_s : more per token for each position beyond.
     prefill_s : a pass of the first ``prefill_tokens`` tokens of a text.
     segment_s : what it costs to run a pass in pieces, for each read that the stream brings.
+    busy : other work on the machine disturbed the measurement, which then is not worth remembering.
     """
 
     decode_s: float
@@ -57,6 +61,7 @@ class ComputeRate:
     prefill_tokens: int
     segment_s: float
     date: str
+    busy: bool = False
 
     def pass_s(self, tokens: int, start: int, reads: int = 0) -> float:
         """Seconds of a pass over ``tokens`` tokens from position ``start`` on, in pieces for so many reads."""
@@ -78,7 +83,7 @@ class ComputeRate:
         times = (found.decode_s, found.prefill_s, found.prefill_tokens)
         if not all(0 < t < 1e6 for t in times) or not 0 <= found.attention_s < 1e3:
             raise ValueError("a pass must take time")
-        if not (0 <= found.segment_s < 1e3 and 0 <= found.position and isinstance(found.date, str)):
+        if not (0 <= found.segment_s < 1e3 and found.position >= 0 and isinstance(found.date, str)):
             raise ValueError("a piece of a pass must take time")
         return found
 
@@ -126,6 +131,7 @@ def measure_compute(
         prefill_tokens=tokens,
         segment_s=sample.segment_s(sum(decode), short, 0.25, 12),
         date=now(),
+        busy=sample.spread > _BUSY_SPREAD,
     )
 
 
@@ -144,7 +150,11 @@ def _whole(parts: Sequence[_Part], times: Sequence[float]) -> float:
 def _kind(stage: Stage, weights: Mapping[str, WeightSpec]) -> tuple[Any, ...]:
     """What decides how long a stage takes."""
     return tuple(
-        (type(op).__name__, op.out.width, *((weights[n].shape, weights[n].format.name) for n in op_weights(op)))
+        (
+            type(op).__name__,
+            op.out.width,
+            *((weights[n].shape, weights[n].format.name) for n in op_weights(op)),
+        )
         for op in stage.ops
     )
 
@@ -190,6 +200,8 @@ class _Sample:
     """By part: its last step, and one."""
     _bound: dict[str, NDArray[np.uint8]] = field(init=False)
     _vocab: int = field(init=False)
+    spread: float = field(default=1.0, init=False)
+    """How many times as long as the fastest pass the middle one took: well above 1 on a busy machine."""
 
     def __attrs_post_init__(self) -> None:
         stages = [stage for part in self.parts for stage in part.stages]
@@ -214,13 +226,15 @@ class _Sample:
 
     def times(self, tokens: int, start: int, seconds: float, most: int) -> list[float]:
         """The least time of each part, over passes that take about so many seconds; the first does not count."""
-        best = [float("inf")] * len(self.parts)
+        passes = []
         began = self.clock()
         for i in range(most + 1):
-            for part, took in enumerate(self._run(tokens, start)):
-                best[part] = min(best[part], took)
+            passes.append(self._run(tokens, start))
             if i and self.clock() - began > seconds:
                 break
+        best = [min(times) for times in zip(*passes[1:], strict=True)]
+        middle = sorted(map(sum, passes[1:]))[(len(passes) - 1) // 2]
+        self.spread = max(self.spread, middle / max(sum(best), 1e-9))
         return best
 
     def _run(self, tokens: int, start: int) -> list[float]:
@@ -243,7 +257,7 @@ class _Sample:
         if not pieces:
             return 0.0
         arguments = self._arguments(1, start)
-        stream = Stream(_Nothing(), reads, allocate(len(pieces) * PAGE), len(pieces))
+        stream = Stream(_Nothing(()), reads, allocate(SLOTS * PAGE), SLOTS)
         least = [float("inf")] * (len(pieces) + 1)
         started = self.clock()
         try:
@@ -280,7 +294,7 @@ class _Sample:
         return batch, [self._cache], np.empty((1, self._vocab), np.float32), Control()
 
 
-class _Nothing:
+class _Nothing(DataSource):
     """A source that has everything at once."""
 
     def read_window(self, read: Read, out: NDArray[np.uint8]) -> None:

@@ -98,7 +98,9 @@ def measure_disk(
     before = process_memory().read_bytes
     seconds, nbytes = _stream(source, _windows(file_bytes, window), memory, least_s)
     after = process_memory().read_bytes
-    cached = not source.is_direct and before is not None and after is not None and 2 * (after - before) < nbytes
+    cached = (
+        not source.is_direct and before is not None and after is not None and 2 * (after - before) < nbytes
+    )
     return DiskRate(
         bytes_per_s=nbytes / max(seconds, 1e-9),
         latency_s=_latency(source, file_bytes, memory[0]),
@@ -117,7 +119,9 @@ def now() -> str:
 def _windows(file_bytes: Sequence[int], window: int) -> Iterator[list[Read]]:
     """Rounds of reads: each goes on a little in every part of every file; no byte is read twice."""
     every = [
-        Read(f, start, min(window, -(-(size - start) // PAGE) * PAGE), (("", 0, min(window, size - start)),), 0)
+        Read(
+            f, start, min(window, -(-(size - start) // PAGE) * PAGE), (("", 0, min(window, size - start)),), 0
+        )
         for f, size in enumerate(file_bytes)
         for start in range(0, size, window)
     ]

@@ -62,9 +62,7 @@ def plan_model(
     ready = prepare(gguf, registry, backend=backend, kv_type=kv_type, ram=ram)
     facts, chosen, limit = ready.facts, ready.backend, ready.budget.limit or 0
     process = process_memory().rss or 0
-    allotment = divide(
-        facts, chosen, ready.budget, process, context=ctx, kv_type=kv_type, threads=threads
-    )
+    allotment = divide(facts, chosen, ready.budget, process, context=ctx, kv_type=kv_type, threads=threads)
     workspace = trial_workspace(facts, chosen, context=ctx, kv_type=kv_type, threads=threads)
     rates = calibrate(
         facts, chosen, limit - process, kv_type=kv_type, threads=threads, anew=recalibrate, store=store

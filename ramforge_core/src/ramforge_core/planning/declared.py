@@ -118,7 +118,7 @@ def plan_declared(
         trained_context=sizes.trained,
         largest_context=None,
         kv_type=kv_type,
-        kv_bytes_per_token=sizes.kv and sizes.kv.bytes_per_token,
+        kv_bytes_per_token=None if sizes.kv is None else sizes.kv.bytes_per_token,
         chunk_tokens=1,
         smallest_ram_bytes=smallest,
         all_fits_ram_bytes=sizes.fixed + sizes.kv_bytes() + sizes.all_bytes,
@@ -161,9 +161,7 @@ def _sizes(
             stages[stage] = stages.get(stage, 0.0) + part * (info.nbytes or 0)
     stages = {**{n: b for n, b in stages.items() if n != _OTHERS}, _OTHERS: stages.get(_OTHERS, 0.0)}
     embedding = gguf.tensors.get(_EMBEDDING)
-    trained = getattr(config, "context_length", None) or gguf.metadata.integer(
-        f"{arch}.context_length", default=DEFAULT_CONTEXT
-    )
+    trained = gguf.metadata.integer(f"{arch}.context_length", default=DEFAULT_CONTEXT)
     vocab = embedding.shape[0] if embedding is not None and len(embedding.shape) == 2 else 0
     kv = None
     if all(hasattr(config, n) for n in ("block_count", "kv_heads", "key_width", "value_width")):

@@ -35,9 +35,10 @@ def forecast(allotment: Allotment, rates: Calibration, tokens: int, start: int) 
     """
     parts = allotment.residency
     rows = tokens if parts.embedding is not None else 0
-    disk_s = rates.disk and (parts.read_bytes / rates.disk.bytes_per_s if parts.reads else 0.0)
-    compute_s = rates.compute and rates.compute.pass_s(tokens, start, len(parts.reads))
-    return speed(tokens, disk_s, compute_s, rows * rates.disk.latency_s if rates.disk else 0.0)
+    disk, compute = rates.disk, rates.compute
+    disk_s = None if disk is None else parts.read_bytes / disk.bytes_per_s
+    compute_s = None if compute is None else compute.pass_s(tokens, start, len(parts.reads))
+    return speed(tokens, disk_s, compute_s, 0.0 if disk is None else rows * disk.latency_s)
 
 
 def speed(tokens: int, disk_s: float | None, compute_s: float | None, before_s: float = 0.0) -> Speed | None:

@@ -275,7 +275,7 @@ def _read_bytes(model: Model, allotment: Allotment) -> int:
 
 def _largest_context(model: Model, smallest: Callable[[int | None], int], free: int) -> int:
     """The most positions with which the smallest form of the model fits."""
-    trained = model.config.context_length
+    trained: int = model.config.context_length
     fits, above = 0, -(-trained // CHUNK_POSITIONS) + 1
     while above - fits > 1:
         chunks = (fits + above) // 2

@@ -91,9 +91,7 @@ def _speed(plan: Plan) -> list[str]:
 
 
 def _why(speed: Speed) -> str:
-    times = [
-        f"{name} {t:.3g} s" for name, t in (("disk", speed.disk_s), ("processor", speed.compute_s)) if t
-    ]
+    times = [f"{name} {t:.3g} s" for name, t in (("disk", speed.disk_s), ("processor", speed.compute_s)) if t]
     return f"bound by the {speed.binds} (per pass: {', '.join(times)})"
 
 
@@ -116,13 +114,18 @@ def _measured(plan: Plan) -> list[str]:
     disk, compute = plan.rates.disk, plan.rates.compute
     lines = []
     if disk is not None:
-        how = "direct reads" if disk.method == "direct" else "buffered reads, dropped from the page cache before"
+        how = (
+            "direct reads"
+            if disk.method == "direct"
+            else "buffered reads, dropped from the page cache before"
+        )
         note = "; they came from memory, not from a disk" if disk.cached else ""
         lines.append(f"  disk       {format_size(disk.bytes_per_s)}/s, {how}{note}, {disk.date}")
     if compute is not None:
         lines.append(
             f"  processor  {_rate(1 / compute.decode_s)} tokens/s decode, "
             f"{_rate(compute.prefill_tokens / compute.prefill_s)} prefill with all in memory, {compute.date}"
+            + ("; disturbed by other work, so not remembered" if compute.busy else "")
         )
     return lines
 

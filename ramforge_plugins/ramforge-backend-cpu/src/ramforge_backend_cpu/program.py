@@ -154,7 +154,7 @@ class CpuProgram(Program):
         run.scratch = ffi.cast("float *", self._alive["scratch"].ctypes.data)
         run.scratch_floats = self._scratch_floats
         run.chunk_positions = CHUNK_POSITIONS
-        run.kv_f16 = self.limits.kv_layout.type == "f16"
+        run.kv_type = getattr(native().lib, f"RF_KV_{self.limits.kv_layout.type.upper()}")
 
     def _fill_unit(self, row: Any, unit: Unit) -> None:
         """The numbers of an op; pointers to weights are filled in by `bind`."""

@@ -237,16 +237,17 @@ class NumpyProgram(Program):
         for at, new, width in zip(
             cache.layout.offsets()[op.layer], (k, v), (op.key_width, op.value_width), strict=True
         ):
-            size = op.kv_heads * CHUNK_POSITIONS * width * cache.layout.dtype.itemsize
+            row_bytes = cache.layout.row_bytes(width)
+            size = op.kv_heads * CHUNK_POSITIONS * row_bytes
             chunks = [
-                c[at : at + size].view(cache.layout.dtype).reshape(op.kv_heads, CHUNK_POSITIONS, width)
+                c[at : at + size].reshape(op.kv_heads, CHUNK_POSITIONS, row_bytes)
                 for c in cache.chunks[: int(positions.max()) // CHUNK_POSITIONS + 1]
             ]
             for position, row in zip(positions.tolist(), new, strict=True):
                 number, offset = divmod(position, CHUNK_POSITIONS)
-                chunks[number][:, offset] = row.reshape(op.kv_heads, width)
+                chunks[number][:, offset] = cache.layout.pack(row.reshape(op.kv_heads, width))
             whole = np.concatenate(chunks, axis=1)[:, : int(positions.max()) + 1]
-            gathered.append(np.ascontiguousarray(whole, dtype=np.float32))
+            gathered.append(cache.layout.unpack(whole))
         return gathered[0], gathered[1]
 
     @staticmethod

@@ -29,6 +29,9 @@ enum rf_kind {
     RF_KINDS
 };
 
+/* What a row of the KV cache is: numbers, or blocks of a half d and 32 signed bytes q, value = d * q. */
+enum rf_kv_type { RF_KV_F32, RF_KV_F16, RF_KV_Q8_0 };
+
 /* Where a value lies. Row i of it starts at workspace + slot * T + i * stride. */
 typedef struct {
     int64_t slot;   /* floats per token; -1: the value is the logits array */
@@ -79,7 +82,7 @@ typedef struct {
     uint8_t *const *chunks;       /* KV chunks of all sequences */
     const int64_t *first_chunk;   /* by sequence: index in chunks */
     int64_t chunk_positions;
-    int32_t kv_f16;               /* 1: the cache holds f16, 0: f32 */
+    int32_t kv_type;              /* enum rf_kv_type */
 
     int32_t *flags;               /* [0] stop, [1] steps done */
 } rf_run;

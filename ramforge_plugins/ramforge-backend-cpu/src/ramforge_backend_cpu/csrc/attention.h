@@ -10,21 +10,44 @@ RF_INLINE const uint8_t *kv_chunk(const rf_run *run, int64_t t, int64_t position
     return run->chunks[run->first_chunk[run->sequences[t]] + position / run->chunk_positions];
 }
 
+#define RF_KV_BLOCK 32
+#define RF_KV_BLOCK_BYTES 34
+
+RF_INLINE int64_t kv_row_bytes(const rf_run *run, int64_t width)
+{
+    return run->kv_type == RF_KV_Q8_0 ? width / RF_KV_BLOCK * RF_KV_BLOCK_BYTES
+                                      : width * (run->kv_type == RF_KV_F16 ? 2 : 4);
+}
+
+RF_INLINE void store_f16(uint16_t *out, const float *x, int64_t width)
+{
+    int64_t k = 0;
+    for (; k + 16 <= width; k += 16)
+        v_to_f16(out + k, v_load(x + k));
+    for (; k < width; k++)
+        out[k] = f16_from(x[k]);
+}
+
+RF_INLINE void store_q8_0(uint8_t *out, const float *x, int64_t width)
+{
+    for (int64_t k = 0; k < width; k += RF_KV_BLOCK, out += RF_KV_BLOCK_BYTES) {
+        int32_t sums[2];
+        uint16_t d = f16_from(pack_block(x + k, RF_KV_BLOCK, (int8_t *)out + 2, sums));
+        memcpy(out, &d, 2);
+    }
+}
+
 /* Write one row of `width` values per head to its place in a chunk. */
 RF_INLINE void store_rows(const rf_run *run, const float *x, int64_t heads, int64_t width, uint8_t *base, int64_t at)
 {
     for (int64_t g = 0; g < heads; g++, x += width) {
-        int64_t to = (g * run->chunk_positions + at) * width;
-        if (!run->kv_f16) {
-            memcpy((float *)base + to, x, (size_t)width * sizeof(float));
-            continue;
-        }
-        uint16_t *out = (uint16_t *)base + to;
-        int64_t k = 0;
-        for (; k + 16 <= width; k += 16)
-            v_to_f16(out + k, v_load(x + k));
-        for (; k < width; k++)
-            out[k] = f16_from(x[k]);
+        uint8_t *out = base + (g * run->chunk_positions + at) * kv_row_bytes(run, width);
+        if (run->kv_type == RF_KV_F16)
+            store_f16((uint16_t *)out, x, width);
+        else if (run->kv_type == RF_KV_Q8_0)
+            store_q8_0(out, x, width);
+        else
+            memcpy(out, x, (size_t)width * sizeof(float));
     }
 }
 
@@ -39,32 +62,48 @@ RF_FN void RF_NAME(store_kv)(const rf_run *run, const rf_unit *u, int64_t first,
     }
 }
 
+/* One row as float32, padded with zeros to whole lanes. */
+RF_INLINE void load_row(const rf_run *run, const uint8_t *row, int64_t width, int64_t padded, float *out)
+{
+    if (run->kv_type == RF_KV_Q8_0) {
+        for (int64_t k = 0; k < width; k += RF_KV_BLOCK, row += RF_KV_BLOCK_BYTES) {
+            uint16_t half[16] = {0};
+            memcpy(half, row, 2);
+            v16 d = v_set(v_from_f16(half)[0]);
+            for (int64_t i = 0; i < RF_KV_BLOCK; i += 16) {
+                b16 q;
+                memcpy(&q, row + 2 + i, 16);
+                v_store(out + k + i, d * __builtin_convertvector(q, v16));
+            }
+        }
+        return;
+    }
+    for (int64_t k = 0; k < padded; k += 16) {
+        int64_t n = width - k;
+        uint16_t part[16] = {0};
+        if (run->kv_type == RF_KV_F32)
+            v_store(out + k, v_load_part((const float *)row + k, n));
+        else if (n >= 16)
+            v_store(out + k, v_from_f16((const uint16_t *)row + k));
+        else {
+            memcpy(part, (const uint16_t *)row + k, (size_t)n * 2);
+            v_store(out + k, v_from_f16(part));
+        }
+    }
+}
+
 /* RF_TILE_KEYS rows of a head, from position `start`, as float32 padded with zeros to whole lanes. Returns them, in
  * place where they already are so, else in `tile`. */
 RF_INLINE const float *load_tile(const rf_run *run, int64_t t, int64_t offset, int64_t group, int64_t width,
                                  int64_t start, float *tile)
 {
-    const uint8_t *base = kv_chunk(run, t, start) + offset;
-    int64_t from = (group * run->chunk_positions + start % run->chunk_positions) * width;
-    int64_t padded = RF_ROUND16(width);
-    if (!run->kv_f16 && padded == width)
-        return (const float *)base + from;
-    for (int64_t j = 0; j < RF_TILE_KEYS; j++, from += width) {
-        const float *row = (const float *)base + from;
-        const uint16_t *half = (const uint16_t *)base + from;
-        for (int64_t k = 0; k < padded; k += 16) {
-            int64_t n = width - k;
-            uint16_t part[16] = {0};
-            if (!run->kv_f16)
-                v_store(tile + j * padded + k, v_load_part(row + k, n));
-            else if (n >= 16)
-                v_store(tile + j * padded + k, v_from_f16(half + k));
-            else {
-                memcpy(part, half + k, (size_t)n * 2);
-                v_store(tile + j * padded + k, v_from_f16(part));
-            }
-        }
-    }
+    int64_t row_bytes = kv_row_bytes(run, width), padded = RF_ROUND16(width);
+    const uint8_t *row = kv_chunk(run, t, start) + offset +
+                         (group * run->chunk_positions + start % run->chunk_positions) * row_bytes;
+    if (run->kv_type == RF_KV_F32 && padded == width)
+        return (const float *)row;
+    for (int64_t j = 0; j < RF_TILE_KEYS; j++, row += row_bytes)
+        load_row(run, row, width, padded, tile + j * padded);
     return tile;
 }
 
