@@ -143,6 +143,7 @@ def test_every_error_of_core_has_its_code():
         "BudgetExceededError": 6,
         "BudgetTooSmallError": 6,
         "NonFiniteError": 7,
+        "VerificationError": 7,
         "ContextFullError": 7,
         "TemplateError": 7,
         "Interrupted": 130,
@@ -236,6 +237,7 @@ def test_debug_shows_the_traceback_and_the_same_line(ramforge, failing, place):
         ["run", "-p", "x", "--top-k", "many"],
         ["run", "a", "b"],
         ["inspect"],
+        ["verify"],
         ["pull"],
         ["pull", "x", "--list"],
         ["tokenize", "x", "--decode", "1", "text"],
@@ -248,7 +250,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(ramforge, arguments):
     assert re.fullmatch(r"ramforge: error: .+ \(see 'ramforge.* --help'\)\n", outcome.err)
 
 
-@pytest.mark.parametrize("command", ["run", "inspect", "support", "tokenize"])
+@pytest.mark.parametrize("command", ["run", "inspect", "support", "tokenize", "verify"])
 def test_a_model_that_is_not_there(ramforge, command):
     text = ["-p", "x"] if command == "run" else ["x"] if command == "tokenize" else []
     outcome = ramforge(command, "no/such/file.gguf", *text)
@@ -256,7 +258,7 @@ def test_a_model_that_is_not_there(ramforge, command):
     assert outcome.err == "ramforge: error: there is no file or folder 'no/such/file.gguf'\n"
 
 
-@pytest.mark.parametrize("command", ["run", "inspect", "support", "tokenize"])
+@pytest.mark.parametrize("command", ["run", "inspect", "support", "tokenize", "verify"])
 @pytest.mark.parametrize(
     "content", [b"", b"GGUF", b"<!DOCTYPE html>", b"PK\x03\x04" + bytes(100), bytes(4096)]
 )

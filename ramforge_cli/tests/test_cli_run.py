@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ramforge_core.errors import ContextFullError, NonFiniteError
+from ramforge_core.errors import BudgetExceededError, ContextFullError, NonFiniteError
 from ramforge_core.generation import GenerationStats
 
 
@@ -39,12 +39,8 @@ class FakeModel:
         self.answer = FakeAnswer(["Hel", "lo wör", "ld 😀"])
         self.opened = self.generated = None
         self.closed = False
-        self.engine = SimpleNamespace(context=4096)
-        self.stats = SimpleNamespace(
-            load_s=1.5,
-            backend="fake",
-            to_dict=lambda: {"load_s": 1.5, "backend": "fake", "generated_tokens": 5},
-        )
+        self.engine = SimpleNamespace(context=4096, budget=None)
+        self.profile = None
 
     def open(self, model, **options):
         self.opened = (model, options)
@@ -77,7 +73,10 @@ def test_stdout_is_the_answer_and_nothing_else(ramforge, model):
 
 def test_defaults(ramforge, model):
     ramforge("run", "-p", "Hi")
-    assert model.opened == ("smollm2", {"backend": None, "threads": 0, "ctx": None, "kv_type": "f16"})
+    assert model.opened == (
+        "smollm2",
+        {"backend": None, "threads": 0, "ctx": None, "kv_type": "f16", "ram": None, "profile": None},
+    )
     assert model.generated == (
         "Hi",
         {
@@ -120,11 +119,13 @@ def test_every_option_reaches_the_engine(ramforge, model):
     options = (
         "--raw -n 7 --temperature 0 --top-k 1 --top-p .5 --min-p .1 --repeat-penalty 1.2 --repeat-last-n -1"
     )
-    options += (
-        " --seed 9 --stop A --stop B --special --ctx 99 --threads 3 --backend numpy --kv-type f32 --system S"
-    )
+    options += " --seed 9 --stop A --stop B --special --ctx 99 --threads 3 --backend numpy --kv-type f32"
+    options += " --system S --ram 2G"
     assert ramforge("run", "m.gguf", "--prompt", "Hi", *options.split()).code == 0
-    assert model.opened == ("m.gguf", {"backend": "numpy", "threads": 3, "ctx": 99, "kv_type": "f32"})
+    assert model.opened == (
+        "m.gguf",
+        {"backend": "numpy", "threads": 3, "ctx": 99, "kv_type": "f32", "ram": "2G", "profile": None},
+    )
     assert model.generated[1] == {
         "system": "S",
         "raw": True,
@@ -203,6 +204,7 @@ def test_text_is_written_as_it_comes(model, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "code"),
     [
+        (BudgetExceededError("kv cache", 2, 1, 2), 6),
         (NonFiniteError("NaN"), 7),
         (ContextFullError("full"), 7),
         (MemoryError(), 6),
@@ -230,32 +232,101 @@ def test_a_full_context_is_told(ramforge, model):
     assert outcome.err.startswith("ramforge: warning: the answer filled the context of 4096 tokens")
 
 
-def test_verbose_says_what_it_took(ramforge, model):
-    outcome = ramforge("run", "-v", "-p", "Hi")
-    assert outcome.out == "Hello wörld 😀"
-    (line,) = outcome.err.splitlines()
-    for part in (
-        "smollm2 on fake",
-        "1.50 s",
-        "10 tokens at 20.0 tokens/s",
-        "5 tokens at 40.0 tokens/s",
-        "seed 42",
-    ):
-        assert part in line
+@pytest.fixture
+def reports(monkeypatch):
+    """Reports of one word each."""
+
+    def report(word):
+        return lambda *_: SimpleNamespace(render=lambda: word)
+
+    for name in ("summary", "time_report", "memory_report", "plan_check"):
+        monkeypatch.setattr(f"ramforge_core.reports.{name}", report(name))
+    monkeypatch.setattr("ramforge_core.reports.everything", lambda *_: {"seed": 42, "load_s": 1.5})
 
 
-def test_stats_go_to_a_file(ramforge, model, tmp_path):
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ("-v", ["summary", "plan_check"]),
+        ("--profile", ["time_report"]),
+        ("--memory-report", ["memory_report"]),
+        ("-v --profile --memory-report", ["summary", "time_report", "memory_report", "plan_check"]),
+    ],
+)
+def test_e15_reports_that_are_asked_for_follow_the_answer_on_stderr(ramforge, model, reports, options, shown):
+    outcome = ramforge("run", "-p", "Hi", *options.split())
+    assert outcome == (0, "Hello wörld 😀", "".join(f"{name}\n" for name in shown))
+
+
+def test_e15_a_model_that_fits_has_no_plan_to_compare(ramforge, model, reports, monkeypatch):
+    monkeypatch.setattr("ramforge_core.reports.plan_check", lambda *_: None)
+    assert ramforge("run", "-p", "Hi", "-v").err == "summary\n"
+
+
+def test_e15_whoever_interrupts_a_slow_answer_is_told_as_well(ramforge, model, reports):
+    model.answer = FakeAnswer(["one ", KeyboardInterrupt()])
+    outcome = ramforge("run", "-p", "Hi", "-v")
+    assert outcome == (130, "one ", "summary\nplan_check\nramforge: interrupted\n")
+
+
+def test_e15_times_are_taken_only_if_asked_for(ramforge, model, reports):
+    from ramforge_core.profile import Profile
+
+    ramforge("run", "-p", "Hi", "--profile")
+    assert type(model.opened[1]["profile"]) is Profile
+
+
+def test_stats_go_to_a_file(ramforge, model, reports, tmp_path):
     file = tmp_path / "stats.json"
     assert ramforge("run", "-p", "Hi", "--stats-json", file) == (0, "Hello wörld 😀", "")
-    assert json.loads(file.read_text()) == {
-        "model": "smollm2",
-        "finish_reason": "stop",
-        "seed": 42,
-        "load_s": 1.5,
-        "backend": "fake",
-        "generated_tokens": 5,
-    }
+    assert json.loads(file.read_text()) == {"model": "smollm2", "seed": 42, "load_s": 1.5}
     assert [p.name for p in tmp_path.iterdir()] == ["stats.json"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def slow(model, monkeypatch):
+    """Loading and reading the prompt take some seconds, by a clock of the test's own."""
+    now = [0.0]
+    monkeypatch.setattr("ramforge_cli.console.time.monotonic", lambda: now[0])
+
+    def advance(progress, steps, total):
+        for done in steps:
+            progress(done, total)
+            now[0] += 1.0
+
+    def open_slowly(name, **options):
+        advance(options["progress"], [0, 100 << 20, 200 << 20], 400 << 20)
+        return model
+
+    def generate_slowly(prompt, **options):
+        advance(options["progress"], [0, 12.5, 25.0], 100)
+        return model.answer
+
+    monkeypatch.setattr("ramforge_core.open", open_slowly)
+    monkeypatch.setattr(model, "generate", generate_slowly)
+    return model
+
+
+def test_j13_load_and_prefill_show_speed_and_time_left_on_a_terminal(slow, monkeypatch, capsys):
+    from ramforge_cli.main import main
+
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert main(["run", "-p", "Hi"]) == 0
+    assert capsys.readouterr().out == "Hello wörld 😀"
+    shown = sys.stderr.getvalue().split("\r")
+    assert "loading: 200 MiB of 400 MiB, 50%, 100 MiB/s, 2 s left" in shown
+    assert "reading the prompt: 25 tokens of 100 tokens, 25%, 12 tokens/s, 6 s left" in shown
+    assert shown[-1] == ""
+    assert shown[-2].strip() == ""
+
+
+def test_j13_no_progress_where_nobody_looks(ramforge, slow):
+    assert ramforge("run", "-p", "Hi") == (0, "Hello wörld 😀", "")
 
 
 @pytest.mark.parametrize("place", ["no/such/folder/stats.json", "."])
@@ -346,3 +417,45 @@ def test_ctrl_c_stops_at_once(process, smollm2):
     assert time.perf_counter() - began < 3
     assert started.returncode == 130
     assert err.strip() == b"ramforge: interrupted"
+
+
+def test_e15_a_model_that_does_not_fit_says_where_it_is_and_what_it_waits_for(process, smollm2, tmp_path):
+    prompt = ["run", smollm2, "--raw", "-p", "Once upon a time", "-n", 6, "--temperature", 0, "--ctx", 256]
+    reports = ["-v", "--profile", "--memory-report", "--stats-json", tmp_path / "stats.json"]
+    started = process(*prompt, "--ram", "100M", *reports)
+    out, err = (data.decode() for data in started.communicate(timeout=60))
+    assert started.returncode == 0, err
+    assert process(*prompt).communicate(timeout=60)[0].decode() == out
+    for part in (
+        "pinned",
+        "streamed for each token",
+        "a token at",
+        "came from memory",
+        "waited",
+        "q4_1",
+        "p99",
+    ):
+        assert part in err
+    facts = json.loads((tmp_path / "stats.json").read_text())
+    found = facts["summary"]
+    assert not found["fits"]
+    assert 0 < found["pinned_bytes"] < found["weight_bytes"]
+    assert found["managed_peak_bytes"] <= found["budget_bytes"] == 100 << 20
+    assert facts["memory"]["process"]["peak_rss"] <= 100 << 20
+    assert facts["plan"]["bytes_read_per_token"]["actual"] == pytest.approx(
+        facts["plan"]["bytes_read_per_token"]["planned"], rel=0.1
+    )
+    assert facts["profile"]["phases"]["decode"]["passes"] == 5
+
+
+def test_a_budget_that_is_too_small_names_the_smallest(ramforge, smollm2):
+    outcome = ramforge("run", smollm2, "-p", "Hi", "--ram", "1M")
+    assert (outcome.code, outcome.out) == (6, "")
+    assert "too small" in outcome.err
+    assert "--ram" in outcome.err
+
+
+@pytest.mark.parametrize("size", ["abc", "0", "-1G", "101%"])
+def test_a_budget_that_is_no_size(ramforge, smollm2, size):
+    outcome = ramforge("run", smollm2, "-p", "Hi", f"--ram={size}")
+    assert (outcome.code, outcome.out) == (2, "")

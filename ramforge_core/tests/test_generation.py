@@ -10,6 +10,7 @@ import pytest
 from ramforge_core.errors import ParameterError
 from ramforge_core.generation import Generation
 from ramforge_core.sampling import Sampler, SamplingParameters
+from ramforge_core.stream import StreamStats
 from ramforge_core.tokenizer import TokenStream
 
 END, TURN = 300, 301
@@ -41,6 +42,8 @@ class Bytes:
 
 class Script:
     """An engine whose greedy tokens are given; counts its passes."""
+
+    reads = StreamStats()
 
     def __init__(self, tokens, context=1000) -> None:
         self.tokens, self.context, self.passes = list(tokens), context, 0

@@ -75,7 +75,9 @@ def model(shape: Shape) -> Model:
     for i, name in enumerate(sorted(shapes) if shape.scattered else shapes):
         file = i * shape.files // len(shapes)
         spec = weights[name]
-        infos[name] = TensorInfo(name, spec.shape, spec.format.ggml_type, spec.format.name, file, ends[file], spec.nbytes)
+        infos[name] = TensorInfo(
+            name, spec.shape, spec.format.ggml_type, spec.format.name, file, ends[file], spec.nbytes
+        )
         ends[file] += -(-spec.nbytes // 32) * 32
     files = tuple(Path(f"{i}.gguf") for i in range(shape.files))
     gguf = GGUF(files[0], 3, 32, Metadata.from_dict({}), infos, files, tuple(ends))
@@ -106,7 +108,13 @@ def planned(shape, share, slot_pages, max_tokens=4):
 
 def scanned(m: Model) -> set[str]:
     """Names that a pass reads whole: all but an embedding that is no head."""
-    return {n for op in m.graph.ops if not isinstance(op, Embed) for n in (getattr(op, "weight", None), getattr(op, "bias", None)) if n}
+    return {
+        n
+        for op in m.graph.ops
+        if not isinstance(op, Embed)
+        for n in (getattr(op, "weight", None), getattr(op, "bias", None))
+        if n
+    }
 
 
 @settings(max_examples=150, deadline=None)
@@ -185,7 +193,11 @@ def test_reads_cover_their_pieces_in_order_of_use_and_fit_a_slot(shape, share, s
     m, _, slot, plan = planned(shape, share, slot_pages)
     pieces = {p.name: p for p in plan.streamed}
     order = [op.weight for op in plan.graph.ops if isinstance(op, Linear) and op.weight in pieces]
-    assert [name for read in plan.reads for name, _, _ in read.pieces] == order == [p.name for p in plan.streamed]
+    assert (
+        [name for read in plan.reads for name, _, _ in read.pieces]
+        == order
+        == [p.name for p in plan.streamed]
+    )
     for read in plan.reads:
         assert read.offset % PAGE == read.nbytes % PAGE == 0
         assert 0 < read.nbytes <= slot

@@ -75,24 +75,25 @@ def clear_progress() -> None:
 
 
 class Progress:
-    """A line on stderr that says how far something is; shown on a terminal only, gone at the end.
+    """A line on stderr that says how far something is, how fast and for how long; on a terminal only, gone at the end.
 
-    Call it with what is done and what there is in all (None if unknown); ``count`` turns an amount into text.
+    One at a time is seen, the last one that was called. Call it with what is done and what there is in all (None if
+    unknown); ``count`` turns an amount into text.
     """
 
     def __init__(self, what: str, count: Callable[[float], str] = format_size) -> None:
         self._what = what
         self._count = count
         self._active = sys.stderr.isatty()
-        self._began = time.monotonic()
-        self._first: float | None = None
-        self._next = self._began + _APPEAR_S
+        self._began: float | None = None
+        self._first = 0.0
+        self._next = 0.0
         self._drawn = 0
 
     def __call__(self, done: float, total: float | None) -> None:
         now = time.monotonic()
-        if self._first is None:
-            self._first = done
+        if self._began is None:
+            self._began, self._first, self._next = now, done, now + _APPEAR_S
         if not self._active or now < self._next:
             return
         self._next = now + _REDRAW_S
@@ -107,6 +108,10 @@ class Progress:
         self._draw(one_line(text))
 
     def _draw(self, text: str) -> None:
+        global _shown
+        if _shown is not self:
+            clear_progress()
+            _shown = self
         try:
             width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
         except (OSError, ValueError):
@@ -123,8 +128,6 @@ class Progress:
             self._drawn = 0
 
     def __enter__(self) -> Progress:
-        global _shown
-        _shown = self
         return self
 
     def __exit__(
@@ -132,7 +135,8 @@ class Progress:
     ) -> None:
         global _shown
         self.clear()
-        _shown = None
+        if _shown is self:
+            _shown = None
 
 
 def _duration(seconds: float) -> str:

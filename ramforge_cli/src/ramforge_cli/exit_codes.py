@@ -35,11 +35,16 @@ EXIT_CODES = (
         "the model was not found, or could not be downloaded",
         (errors.ModelNotFoundError, errors.DownloadError),
     ),
-    ExitCode(6, "there is not enough memory", (errors.OutOfMemoryError, MemoryError)),
+    ExitCode(
+        6,
+        "there is not enough memory, or the memory budget is too small",
+        (errors.BudgetExceededError, errors.OutOfMemoryError, MemoryError),
+    ),
     ExitCode(
         7,
-        "the answer could not be made: logits that are no numbers, a chat template that fails, a full context",
-        (errors.NonFiniteError, errors.TemplateError, errors.ContextFullError),
+        "the answer could not be made or is wrong: logits that are no numbers or change with the memory budget, a chat "
+        "template that fails, a full context",
+        (errors.NonFiniteError, errors.VerificationError, errors.TemplateError, errors.ContextFullError),
     ),
     ExitCode(130, "it was interrupted (Ctrl-C)", (errors.Interrupted, KeyboardInterrupt, click.Abort)),
     ExitCode(

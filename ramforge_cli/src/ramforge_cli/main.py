@@ -43,6 +43,9 @@ BUILT_IN = {
     "tokenize": BuiltIn(
         "ramforge_cli.commands.tokenize:tokenize", "Turn text into token ids, or ids into text."
     ),
+    "verify": BuiltIn(
+        "ramforge_cli.commands.verify:verify", "Check a model's file, and that every budget gives the same."
+    ),
     "pull": BuiltIn("ramforge_cli.commands.pull:pull", "Fetch a model and print where it is."),
 }
 

@@ -40,6 +40,15 @@ def debug_option(command: Any) -> Any:
     )(command)
 
 
+def ram_option(command: Any) -> Any:
+    """``--ram``: what the whole process may take."""
+    return click.option(
+        "--ram",
+        metavar="SIZE",
+        help="What the whole process may take: 2G, 512M, 50%. [default: a safe share of what is free]",
+    )(command)
+
+
 def json_option(command: Any) -> Any:
     """``--json``: facts for programs."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)

@@ -5,6 +5,7 @@ One place decides this for running and for planning, so that a plan is what a ru
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from attrs import evolve, frozen
@@ -17,10 +18,13 @@ from ramforge_core.residency import (
     PAGE,
     Residency,
     everything_pinned,
+    most_pieces,
     plan_residency,
+    row_window_bytes,
     smallest_slot,
     vector_bytes,
 )
+from ramforge_core.stream import READERS
 from ramforge_core.weights import ALIGNMENT, pinned_bytes
 
 DEFAULT_CONTEXT = 4096
@@ -41,6 +45,9 @@ _SHARE = 8
 _HEAP_BYTES = 6 << 20
 _SAMPLING_BYTES_PER_TOKEN = 24
 """What Python's own heap may still grow by, and what drawing a token takes for each entry of the vocabulary."""
+
+_PIECE_BYTES = 2 << 10
+"""What is kept of each run of rows that is a weight of its own: its names, its step, its place; 1.8 KiB measured."""
 
 
 @frozen
@@ -130,7 +137,7 @@ def _divide(
 ) -> Allotment | None:
     """All sizes for passes of ``tokens``; None if the budget does not hold them. frugal : the smallest ring."""
     vocab = model.graph.logits.width
-    logits_share = _LOGITS_BYTES if free_bytes is None else min(_LOGITS_BYTES, free_bytes // (4 * _SHARE))
+    logits_share = _LOGITS_BYTES if free_bytes is None else min(_LOGITS_BYTES, free_bytes // (16 * _SHARE))
     wanted = max(1, min(tokens, logits_share // (4 * vocab)))
     resident = Allotment(
         context=context,
@@ -148,13 +155,14 @@ def _divide(
     if free_bytes is None or resident.total_bytes <= free_bytes:
         return resident
     slots, slot_bytes = (
-        (_SMALLEST_SLOTS, smallest_slot(model)) if frugal else _ring(model, free_bytes // _SHARE)
+        (_SMALLEST_SLOTS, _least_slot(model)) if frugal else _ring(model, free_bytes // _SHARE)
     )
     streaming = evolve(
         resident,
         workspace_bytes=workspace(tokens) + _rows_bytes(model, tokens),
         slots=slots,
         slot_bytes=slot_bytes,
+        overhead_bytes=resident.overhead_bytes + _PIECE_BYTES * most_pieces(model, slot_bytes),
     )
     taken = streaming.total_bytes - streaming.pinned_bytes + _padding(model)
     if free_bytes - taken < vector_bytes(model):
@@ -168,7 +176,7 @@ def smallest_free_bytes(
     """What `allot` needs at least for this context (None: one chunk of positions)."""
     layout = KVLayout.of(model.graph.attentions, kv_type)
     positions = context or min(CHUNK_POSITIONS, model.config.context_length)
-    vocab = model.graph.logits.width
+    vocab, slot = model.graph.logits.width, _least_slot(model)
     return (
         -(-positions // CHUNK_POSITIONS) * layout.chunk_bytes
         + workspace(1)
@@ -176,7 +184,8 @@ def smallest_free_bytes(
         + 4 * vocab
         + _HEAP_BYTES
         + _SAMPLING_BYTES_PER_TOKEN * vocab
-        + _SMALLEST_SLOTS * smallest_slot(model)
+        + _SMALLEST_SLOTS * slot
+        + _PIECE_BYTES * most_pieces(model, slot)
         + vector_bytes(model)
         + _padding(model)
     )
@@ -187,19 +196,26 @@ def _padding(model: Model) -> int:
     return 2 * ALIGNMENT * len(model.weights)
 
 
+def _least_slot(model: Model) -> int:
+    """Bytes of a slot when memory is short: what a matrix needs, and large enough that pieces do not outweigh slots."""
+    total = sum(spec.nbytes for spec in model.weights.values())
+    balanced = math.isqrt(_PIECE_BYTES * total // _SMALLEST_SLOTS)
+    return max(smallest_slot(model), -(-balanced // PAGE) * PAGE + 2 * PAGE)
+
+
 def _ring(model: Model, share: int) -> tuple[int, int]:
-    """Slots and bytes of a slot: as large as the share allows, never smaller than a matrix needs."""
-    smallest = smallest_slot(model)
+    """Slots and bytes of a slot: as large as the share allows, never smaller than `_least_slot`."""
+    smallest = _least_slot(model)
     slot = max(smallest, min(SLOT_BYTES, share // SLOTS // PAGE * PAGE))
     slots = max(_SMALLEST_SLOTS, min(SLOTS, share // slot))
     return slots, slot
 
 
 def _rows_bytes(model: Model, tokens: int) -> int:
-    """Rows of the token embedding for one pass, and the window that each is read through."""
+    """Rows of the token embedding for one pass, and the windows that they are read through."""
     embedding = next(op.weight for op in model.graph.ops if isinstance(op, Embed))
     row = model.weights[embedding].row_bytes
-    return tokens * row + -(-row // PAGE) * PAGE + 2 * PAGE
+    return tokens * row + READERS * row_window_bytes(row)
 
 
 def _check_context(model: Model, context: int | None) -> None:

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import define, field, frozen
@@ -34,6 +34,9 @@ from ramforge_core.sampling import Sampler, SamplingParameters
 from ramforge_core.sizes import parse_size
 from ramforge_core.system import available_memory, check_budget, default_budget
 from ramforge_core.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from ramforge_core.planning import Plan
 
 Messages = Sequence[Mapping[str, str]]
 
@@ -60,6 +63,16 @@ class Stats:
         }
 
 
+@frozen(eq=False)
+class Opened:
+    """How a model was opened: the backend that computes, and what was asked for. context : None where it was free."""
+
+    backend: Backend
+    context: int | None
+    kv_type: KVType
+    threads: int
+
+
 @define(eq=False)
 class LanguageModel:
     """An open model. Use as a context manager, or call `close`."""
@@ -68,7 +81,18 @@ class LanguageModel:
     tokenizer: Tokenizer = field(repr=False)
     template: ChatTemplate | None = field(repr=False)
     stats: Stats
+    opened: Opened = field(repr=False)
     profile: Profile | None = field(default=None, repr=False)
+
+    @property
+    def plan(self) -> Plan:
+        """What `ramforge plan` says of this model as it was opened.
+
+        It has speeds as far as the rates of disk and kernels are remembered; nothing is measured here.
+        """
+        from ramforge_core.planning import plan_opened
+
+        return plan_opened(self.engine, self.opened)
 
     def tokenize(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Text to token ids; see `Tokenizer.encode`."""
@@ -206,7 +230,8 @@ def open(
     weight_bytes = sum(w.nbytes for w in facts.weights.values())
     isa = chosen.describe().get("isa", "")
     stats = Stats(time.perf_counter() - began, weight_bytes, chosen.key, isa, engine.program.threads)
-    return LanguageModel(engine, ready.tokenizer, ready.template, stats, profile)
+    opened = Opened(chosen, ctx, kv_type, threads)
+    return LanguageModel(engine, ready.tokenizer, ready.template, stats, opened, profile)
 
 
 @frozen(eq=False)

@@ -111,8 +111,9 @@ class DataSource:
         return facts.st_size, facts.st_mtime_ns
 
     def _short(self, file: int, offset: int, expected: int, got: int) -> GGUFError:
+        end = min(offset + got, os.fstat(self._plain[file]).st_size)
         return GGUFError(
-            f"{self.paths[file]}: ends at byte {offset + got}, but {expected} bytes were expected from byte {offset}; "
+            f"{self.paths[file]}: ends at byte {end}, but {expected} bytes were expected from byte {offset}; "
             "the file is cut short or has changed"
         )
 

@@ -19,7 +19,7 @@ from ramforge_core.allotment import Allotment, allot, smallest_free_bytes
 from ramforge_core.backend import Backend, Batch, Control, Limits, Program
 from ramforge_core.budget import MemoryBudget
 from ramforge_core.datasource import DataSource
-from ramforge_core.errors import BudgetTooSmallError, ContextFullError, ParameterError
+from ramforge_core.errors import BudgetTooSmallError, ContextFullError, Interrupted, ParameterError
 from ramforge_core.kv import CHUNK_POSITIONS, KVCache, KVLayout, KVType
 from ramforge_core.memory import allocate
 from ramforge_core.model import Model
@@ -51,6 +51,9 @@ class Engine:
         factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="ramforge-pass"), repr=False
     )
     _lock: threading.Lock = field(factory=threading.Lock, repr=False)
+    _caches: list[KVCache] = field(factory=list, init=False, repr=False)
+    """Those that may hold memory, so that `close` gives back what a caller forgot."""
+    _closed: bool = field(default=False, init=False, repr=False)
 
     @property
     def context(self) -> int:
@@ -58,8 +61,10 @@ class Engine:
         return self.allotment.context
 
     def cache(self) -> KVCache:
-        """An empty cache for one sequence; call its ``truncate(0)`` when the sequence is done."""
-        return KVCache(self.allotment.kv_layout, self.budget)
+        """An empty cache for one sequence; call its ``truncate(0)`` when the sequence is done. `close` does, too."""
+        cache = KVCache(self.allotment.kv_layout, self.budget)
+        self._caches = [*(c for c in self._caches if c.chunks), cache]
+        return cache
 
     @property
     def reads(self) -> StreamStats:
@@ -90,6 +95,8 @@ class Engine:
             np.asarray(wanted, np.bool_),
         )
         with self._lock:
+            if self._closed:
+                raise Interrupted("the model was closed")
             cache.reserve(start + n)
             logits = self._logits[: int(batch.wanted.sum())]
             self._control.reset()
@@ -99,9 +106,12 @@ class Engine:
                 while progress is not None and not wait([future], _PROGRESS_S).done:
                     progress(min(self._control.done / len(self.program.steps), 1.0))
                 future.result()
-            except KeyboardInterrupt:
+            except BaseException:  # Ctrl-C, or what the callback raised: the pass may still be running
                 self._stop()
-                self._worker.submit(int).result()  # there is one worker: nothing runs any more when this has
+                with contextlib.suppress(RuntimeError):  # closed meanwhile
+                    self._worker.submit(
+                        int
+                    ).result()  # there is one worker: nothing runs any more when this has
                 raise
         return logits
 
@@ -164,10 +174,17 @@ class Engine:
             self.streamed.halt()
 
     def close(self) -> None:
-        """Stop a running pass and give everything back."""
+        """Stop a running pass, free all memory and give its charges back. Again: nothing happens."""
+        self._closed = True
         self._stop()
         self._worker.shutdown()
-        self._resources.close()
+        with self._lock:
+            if hasattr(self, "program"):
+                del self.program  # and with it the weights
+            self._logits = allocate(0).view(np.float32)
+            for cache in self._caches:
+                cache.truncate(0)
+            self._resources.close()
 
 
 def _tick(progress: Callable[[float, int], None], at: int, tokens: int, total: int, share: float) -> None:
@@ -196,9 +213,7 @@ def load_engine(
         raise ParameterError(f"threads is {threads}, expected at least 1, or 0 for the default")
     with contextlib.ExitStack() as resources:
         process = process_memory().rss or 0
-        allotment = divide(
-            model, backend, budget, process, context=context, kv_type=kv_type, threads=threads
-        )
+        allotment = divide(model, backend, budget, process, context=context, kv_type=kv_type, threads=threads)
         parts = allotment.residency
         for tag, nbytes in {"process": process, **allotment.charges()}.items():
             resources.enter_context(budget.charge(tag, nbytes))

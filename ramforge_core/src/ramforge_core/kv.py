@@ -50,7 +50,11 @@ class KVLayout:
 
     def row_bytes(self, width: int) -> int:
         """Bytes of one head's keys or values at one position."""
-        return width // _BLOCK * _BLOCK_BYTES if self.type == "q8_0" else width * (2 if self.type == "f16" else 4)
+        return (
+            width // _BLOCK * _BLOCK_BYTES
+            if self.type == "q8_0"
+            else width * (2 if self.type == "f16" else 4)
+        )
 
     def pack(self, rows: NDArray[np.float32]) -> NDArray[np.uint8]:
         """float32 (..., width) to uint8 (..., row_bytes), as the cache holds them."""

@@ -55,8 +55,10 @@ class PhaseUse:
 
 @define(eq=False)
 class Profile:
-    """Times of all passes since the model was opened; passes of more than one token count as prefill.
+    """Times of all passes since the model was opened.
 
+    A pass counts as decode if it has one token and its logits are wanted; so does the last token of a prompt if it is
+    alone in its pass.
     stream : counters of the stream, None while all weights are in memory.
     """
 
@@ -133,7 +135,7 @@ class _Watched(Program):
         steps: range | None = None,
     ) -> None:
         steps = range(len(self.steps)) if steps is None else steps
-        phase = self._profile.phases["prefill" if len(batch.tokens) > 1 else "decode"]
+        phase = self._profile.phases["decode" if batch.wanted.size == batch.wanted.sum() == 1 else "prefill"]
         phase.passes += steps.stop == len(self.steps)
         self._account(phase)
         at = steps.start

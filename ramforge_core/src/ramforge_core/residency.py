@@ -87,6 +87,11 @@ def rows_name(tensor: str) -> str:
     return f"{tensor}[rows of this batch]"
 
 
+def row_window_bytes(row_bytes: int) -> int:
+    """Bytes of a window that any single row fits into."""
+    return -(-row_bytes // PAGE) * PAGE + 2 * PAGE
+
+
 def everything_pinned(model: Model) -> Residency:
     """For a model that fits: its graph as it is."""
     pinned = tuple(_piece(model, name, 0, _rows(spec), name) for name, spec in model.weights.items())
@@ -98,9 +103,8 @@ def plan_residency(model: Model, pin_bytes: int, slot_bytes: int, max_tokens: in
     if sum(spec.nbytes for spec in model.weights.values()) <= pin_bytes:
         return everything_pinned(model)
     matrices = _matrices(model.graph)
-    vectors = [
-        n for n in model.weights if n in set(_scanned(model.graph)) - {n for ms in matrices for n in ms}
-    ]
+    scanned_vectors = set(_scanned(model.graph)) - {n for ms in matrices for n in ms}
+    vectors = [n for n in model.weights if n in scanned_vectors]
     free = pin_bytes - sum(model.weights[n].nbytes for n in vectors)
     first_streamed = _share(model, matrices, max(free, 0))
     cuts = {
@@ -115,6 +119,12 @@ def smallest_slot(model: Model) -> int:
     """Bytes that a slot must have at least: `ROWS` rows of the widest matrix, rounded outward to pages."""
     rows = max(model.weights[n].row_bytes for ms in _matrices(model.graph) for n in ms)
     return -(-rows * ROWS // PAGE) * PAGE + 2 * PAGE
+
+
+def most_pieces(model: Model, slot_bytes: int) -> int:
+    """Pieces of all matrices together, at most, when a slot has ``slot_bytes``."""
+    sizes = [model.weights[n] for ms in _matrices(model.graph) for n in ms]
+    return sum(1 + -(-spec.shape[0] // _rows_per_slot(spec, slot_bytes)) for spec in sizes)
 
 
 def vector_bytes(model: Model) -> int:
@@ -179,10 +189,14 @@ def _cut(spec: WeightSpec, first_streamed: int, slot_bytes: int) -> list[tuple[i
     rows = spec.shape[0]
     runs = [(0, first_streamed)] if first_streamed else []
     if left := rows - first_streamed:
-        per_slot = max(ROWS, (slot_bytes - 2 * PAGE) // spec.row_bytes // ROWS * ROWS)
+        per_slot = _rows_per_slot(spec, slot_bytes)
         length = -(-left // (-(-left // per_slot)) // ROWS) * ROWS
         runs += [(r, min(r + length, rows)) for r in range(first_streamed, rows, length)]
     return runs
+
+
+def _rows_per_slot(spec: WeightSpec, slot_bytes: int) -> int:
+    return max(ROWS, (slot_bytes - 2 * PAGE) // spec.row_bytes // ROWS * ROWS)
 
 
 def _piece(model: Model, tensor: str, first: int, rows: int, name: str) -> Piece:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ramforge_core.datasource import DataSource
 from ramforge_core.errors import Interrupted
-from ramforge_core.residency import Read
+from ramforge_core.residency import PAGE, Read
 
 READERS = 4
 """Reads in flight. Two to eight saturate a drive; more only take memory."""
@@ -51,7 +51,8 @@ class StreamStats:
 class Stream:
     """Reads ``reads`` over and over into a ring of ``slots`` buffers of ``slot_bytes``.
 
-    reads : may be empty, and then there is nothing to take. memory : uint8 (slots * slot_bytes,), page-aligned. repeat : begin again after the last read, for the next pass.
+    reads : may be empty, and then there is nothing to take. memory : uint8 (slots * slot_bytes,), page-aligned.
+    repeat : begin again after the last read, for the next pass.
     Call `close` at the end.
     """
 
@@ -83,13 +84,15 @@ class Stream:
             self._threads.append(thread)
 
     def begin(self) -> None:
-        """A pass begins: the next read taken is the first of the order."""
+        """A pass begins: the next read taken is the first of the order. Raises Interrupted after `close`."""
         with self._changed:
             within = self._taken % max(1, len(self.reads))
             if self._halted or within or self._taken != self._given_back:
                 self._halted = True
                 while self._busy:
                     self._changed.wait()
+                if self._closed:
+                    raise Interrupted("the model was closed")
                 self._asked = self._taken = self._given_back = 0
                 self._done.clear()
                 self._halted = False
@@ -138,6 +141,7 @@ class Stream:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+        self.memory = self.memory[:0].copy()
 
     def _may_ask(self) -> bool:
         has_slot = self._asked - self._given_back < self.slots
@@ -169,7 +173,8 @@ class Stream:
                 self._note_busy(-1)
                 if not self._halted:
                     self._done[number] = error
-                self._count(number, read)
+                if error is None:
+                    self._count(number, read)
                 self._changed.notify_all()
 
     def _note_busy(self, more: int) -> None:
@@ -187,4 +192,5 @@ class Stream:
         s.pieces += len(read.pieces)
         s.coalesced += len(read.pieces) > 1
         s.gap_bytes += read.gap_bytes
-        s.sequential += 0 <= read.offset - (previous.offset + previous.nbytes) + 4096 <= 8192
+        jump = read.offset - (previous.offset + previous.nbytes)
+        s.sequential += read.file == previous.file and abs(jump) <= PAGE  # windows may share a page

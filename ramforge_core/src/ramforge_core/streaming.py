@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from attrs import define, evolve, field, frozen
@@ -11,11 +12,12 @@ from numpy.typing import NDArray
 
 from ramforge_core.backend import Batch, Control, Program
 from ramforge_core.datasource import DataSource
+from ramforge_core.errors import Interrupted
 from ramforge_core.kv import KVCache
 from ramforge_core.memory import allocate
 from ramforge_core.model import Model
-from ramforge_core.residency import PAGE, Read, Residency, rows_name
-from ramforge_core.stream import Stream
+from ramforge_core.residency import PAGE, Read, Residency, row_window_bytes, rows_name
+from ramforge_core.stream import READERS, Stream
 
 
 @frozen
@@ -43,14 +45,16 @@ class StreamedPasses:
     stream: Stream = field(init=False)
     _segments: tuple[Segment, ...] = field(init=False)
     _rows: NDArray[np.uint8] = field(init=False)
-    _window: NDArray[np.uint8] = field(init=False)
+    _windows: list[NDArray[np.uint8]] = field(init=False)
+    _row_readers: ThreadPoolExecutor = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self._segments = segments(self.program, self.residency.reads)
         name = rows_name(self.residency.embedding or "")
         row_bytes = self.residency.weights[name].row_bytes
         self._rows = allocate(self.max_tokens * row_bytes)
-        self._window = allocate(-(-row_bytes // PAGE) * PAGE + 2 * PAGE)
+        self._windows = [allocate(row_window_bytes(row_bytes)) for _ in range(READERS)]
+        self._row_readers = ThreadPoolExecutor(READERS, thread_name_prefix="ramforge-rows")
         self.program.bind({name: self._rows})
         self.stream = Stream(self.source, self.residency.reads, self.ring, self.slots)
 
@@ -60,8 +64,7 @@ class StreamedPasses:
         """One pass; arguments as `Program.run`. Raises GGUFError if the file cannot be read or has changed."""
         self.source.check_unchanged()
         self.stream.begin()
-        self._read_rows(batch.tokens)
-        batch = evolve(batch, tokens=np.arange(len(batch.tokens), dtype=np.int32))
+        batch = evolve(batch, tokens=self._read_rows(batch.tokens, control))
         at = 0
         for segment in self._segments:
             control.begin(at)
@@ -78,28 +81,49 @@ class StreamedPasses:
             control.begin(at)
             self.program.run(batch, caches, logits, control, range(at, len(self.program.steps)))
 
-    def _read_rows(self, tokens: NDArray[np.int32]) -> None:
-        """Read the embeddings of a batch, each token's row by itself."""
+    def _read_rows(self, tokens: NDArray[np.int32], control: Control) -> NDArray[np.int32]:
+        """Read the embeddings of a batch, each distinct token's row by itself; returns by token which row it is."""
+        began = time.perf_counter()
+        distinct, numbers = np.unique(tokens, return_inverse=True)
+        todo = list(enumerate(distinct.tolist()))
+        parts = [todo[i::READERS] for i in range(min(READERS, len(todo)))]
+        jobs = [
+            self._row_readers.submit(self._read_part, part, window, control)
+            for part, window in zip(parts, self._windows, strict=False)
+        ]
+        self.stream.stats.row_reads += len(todo)
+        self.stream.stats.row_bytes += sum(job.result() for job in jobs)
+        self.stream.stats.stall_s += time.perf_counter() - began
+        return numbers.astype(np.int32)
+
+    def _read_part(self, part: Sequence[tuple[int, int]], window: NDArray[np.uint8], control: Control) -> int:
+        """Read rows, given as (number of the row, token). Returns the bytes read."""
         tensor = self.residency.embedding or ""
         info, row_bytes = self.model.gguf.tensors[tensor], self.model.weights[tensor].row_bytes
-        began = time.perf_counter()
-        for i, token in enumerate(tokens.tolist()):
+        total = 0
+        for number, token in part:
+            if control.stopped:
+                raise Interrupted("the pass was stopped while it read embeddings")
             start = info.offset + token * row_bytes
             offset = start // PAGE * PAGE
             nbytes = -(-(start + row_bytes) // PAGE) * PAGE - offset
             read = Read(info.file, offset, nbytes, ((tensor, start - offset, row_bytes),), nbytes - row_bytes)
-            self.source.read_window(read, self._window[:nbytes])
-            self.stream.stats.row_reads += 1
-            self.stream.stats.row_bytes += nbytes
-            self._rows[i * row_bytes : (i + 1) * row_bytes] = self._window[start - offset :][:row_bytes]
-        self.stream.stats.stall_s += time.perf_counter() - began
+            self.source.read_window(read, window[:nbytes])
+            self._rows[number * row_bytes : (number + 1) * row_bytes] = window[start - offset :][:row_bytes]
+            total += nbytes
+        return total
 
     def halt(self) -> None:
         """Wake a pass that waits for the disk; it raises Interrupted."""
         self.stream.halt()
 
     def close(self) -> None:
+        """Stop the stream and free all memory."""
         self.stream.close()
+        self._row_readers.shutdown()
+        del self.program
+        self.ring = self._rows = allocate(0)
+        self._windows.clear()
 
 
 def segments(program: Program, reads: Sequence[Read]) -> tuple[Segment, ...]:

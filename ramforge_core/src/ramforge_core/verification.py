@@ -7,27 +7,35 @@ a small ring, and the model is run at several budgets, which must not change one
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from attrs import asdict, define, field, frozen
 from numpy.typing import NDArray
 
+from ramforge_core.allotment import smallest_free_bytes
+from ramforge_core.api import budget_of
 from ramforge_core.budget import MemoryBudget
 from ramforge_core.datasource import DataSource
-from ramforge_core.engine import Engine, load_engine
+from ramforge_core.engine import Engine, load_engine, trial_workspace
 from ramforge_core.errors import (
+    BackendError,
     BudgetTooSmallError,
     NonFiniteError,
     PluginError,
     RamforgeError,
     TensorError,
+    UnsupportedError,
     VerificationError,
 )
+from ramforge_core.gguf import open_gguf
 from ramforge_core.memory import allocate
+from ramforge_core.model import read_model
+from ramforge_core.plugins import Registry
+from ramforge_core.pull import resolve
 from ramforge_core.reports.layout import pairs, table
 from ramforge_core.residency import PAGE, Read
 from ramforge_core.sizes import format_size
@@ -38,7 +46,6 @@ if TYPE_CHECKING:
     from ramforge_core.backend import Backend
     from ramforge_core.gguf import GGUF, TensorInfo
     from ramforge_core.model import Model
-    from ramforge_core.plugins import Registry
     from ramforge_core.quant import QuantFormat
 
 Progress = Callable[[float, float], None]
@@ -50,8 +57,10 @@ _SAMPLE_BYTES = 16 << 10
 
 SHARES = (0.0, 0.25, 0.5, 1.0)
 """Budgets that are compared, by the share of the weights that they can pin beside what a pass needs."""
-PROMPT_TOKENS = 16
+PROMPT_TOKENS = 4
 NEW_TOKENS = 8
+FEW_TOKENS = 2
+"""New tokens at the smallest budget, which takes prompts token by token and reads in the smallest portions."""
 _NOISE_BYTES = 1 << 20
 """What the process may grow by between two looks at it."""
 _ROOM_BYTES = 64 << 20
@@ -77,7 +86,7 @@ class TensorCheck:
 class BudgetCheck:
     """The model at one budget: None in all sizes if the budget is more than is allowed here.
 
-    share : of the weights that were to be pinned. digest : SHA-256 of all logits. ids : greedy tokens.
+    share : of the weights that were to be pinned. ids : greedy tokens. digests : SHA-256 of the logits of each.
     """
 
     share: float
@@ -85,11 +94,11 @@ class BudgetCheck:
     pinned_bytes: int | None = None
     streamed_bytes: int | None = None
     ids: tuple[int, ...] = ()
-    digest: str | None = None
+    digests: tuple[str, ...] = ()
 
     @property
     def skipped(self) -> bool:
-        return self.digest is None
+        return not self.digests
 
 
 @define
@@ -116,8 +125,13 @@ class Verification:
 
     @property
     def same_everywhere(self) -> bool:
-        """Whether all budgets that were tried gave the very same logits and tokens."""
-        return len({(b.digest, b.ids) for b in self.budgets if not b.skipped}) <= 1
+        """Whether all budgets that were tried gave the very same logits and tokens, as far as each of them went."""
+        return all(map(self._is_same, self.budgets))
+
+    def _is_same(self, b: BudgetCheck) -> bool:
+        longest = max(self.budgets, key=lambda other: len(other.digests))
+        n = len(b.digests)
+        return (b.digests, b.ids) == (longest.digests[:n], longest.ids[:n])
 
     def problem(self) -> RamforgeError | None:
         """The error that the findings amount to, None if all is well."""
@@ -163,8 +177,8 @@ class Verification:
     def _row(self, b: BudgetCheck) -> tuple[str, str, str, str]:
         if b.pinned_bytes is None or b.streamed_bytes is None:
             return format_size(b.budget_bytes), "", "", "skipped: more than --ram"
-        same = "the same" if self.same_everywhere else (b.digest or "")[:12]
-        return format_size(b.budget_bytes), format_size(b.pinned_bytes), format_size(b.streamed_bytes), same
+        tokens = f"{len(b.ids)} tokens, {'the same' if self._is_same(b) else 'OTHERS'}"
+        return format_size(b.budget_bytes), format_size(b.pinned_bytes), format_size(b.streamed_bytes), tokens
 
 
 # ---------------------------------------------------------------------------------------------------- tensors
@@ -263,50 +277,56 @@ def check_budgets(
     allowed_bytes : larger budgets are skipped. progress : called with tokens done and in all.
     Raises BudgetTooSmallError if not even the smallest is allowed, NonFiniteError if logits are no numbers.
     """
-    smallest = _smallest_bytes(model, backend, allowed_bytes)
+    context = min(PROMPT_TOKENS + NEW_TOKENS, int(model.config.context_length))
+    workspace = trial_workspace(model, backend, context=context, kv_type="f16", threads=0)
+    smallest = smallest_free_bytes(model, workspace, context=context)
     weights = sum(spec.nbytes for spec in model.weights.values())
-    total = len(SHARES) * (PROMPT_TOKENS + NEW_TOKENS)
+    total = FEW_TOKENS + (len(SHARES) - 1) * NEW_TOKENS + len(SHARES) * PROMPT_TOKENS
     out: list[BudgetCheck] = []
+    done = 0
 
-    def tick(before: int, tokens: float) -> None:
+    def tick(tokens: float) -> None:
         if progress is not None:
-            progress(before + tokens, total)
+            progress(done + tokens, total)
 
-    for i, share in enumerate(SHARES):
+    for share in SHARES:
         own = process_memory().rss or 0
         budget = own + smallest + int(share * weights) + (_ROOM_BYTES if share == 1 else _NOISE_BYTES)
-        if budget > allowed_bytes and i:
+        if budget <= allowed_bytes:
+            most = NEW_TOKENS if share else FEW_TOKENS
+            out.append(_check_budget(model, backend, MemoryBudget(budget), context, share, most, tick))
+            done += PROMPT_TOKENS + most
+        elif share:
             out.append(BudgetCheck(share, budget))
-            continue
-        with closing(load_engine(model, backend, MemoryBudget(budget), context=_context(model))) as engine:
-            ids, digest = _answer(engine, partial(tick, i * total // len(SHARES)))
-            parts = engine.allotment.residency
-            out.append(BudgetCheck(share, budget, parts.pinned_bytes, parts.streamed_bytes, ids, digest))
+        else:
+            raise BudgetTooSmallError(smallest + _NOISE_BYTES, own, allowed_bytes, context)
     return out
 
 
-def _context(model: Model) -> int:
-    return min(PROMPT_TOKENS + NEW_TOKENS, int(model.config.context_length))
+def _check_budget(
+    model: Model,
+    backend: Backend,
+    budget: MemoryBudget,
+    context: int,
+    share: float,
+    most: int,
+    tick: Callable[[float], None],
+) -> BudgetCheck:
+    """Run the model in one budget and give everything back."""
+    with closing(load_engine(model, backend, budget, context=context)) as engine:
+        ids, digests = _answer(engine, most, tick)
+        parts = engine.allotment.residency
+        return BudgetCheck(
+            share, budget.limit or 0, parts.pinned_bytes, parts.streamed_bytes, tuple(ids), tuple(digests)
+        )
 
 
-def _smallest_bytes(model: Model, backend: Backend, allowed_bytes: int) -> int:
-    """What the smallest budget holds beside the process. Raises BudgetTooSmallError if that is not allowed."""
-    own = process_memory().rss or 0
-    try:
-        load_engine(model, backend, MemoryBudget(own + _NOISE_BYTES), context=_context(model)).close()
-    except BudgetTooSmallError as error:
-        if error.minimum > allowed_bytes:
-            raise BudgetTooSmallError(error.requested, error.used, allowed_bytes, error.context) from None
-        return error.requested
-    return _NOISE_BYTES
-
-
-def _answer(engine: Engine, tick: Callable[[float], None]) -> tuple[tuple[int, ...], str]:
-    """Greedy tokens after fixed ids, and the digest of all logits on the way."""
+def _answer(engine: Engine, most: int, tick: Callable[[float], None]) -> tuple[list[int], list[str]]:
+    """Greedy tokens after fixed ids, and the digests of the logits that they were taken from."""
     vocab = engine.model.graph.logits.width
-    n_prompt = min(PROMPT_TOKENS, max(1, engine.context - NEW_TOKENS))
+    n_prompt = min(PROMPT_TOKENS, engine.context)
     prompt = [(i + 1) * 7919 % vocab for i in range(n_prompt)]
-    cache, digest, ids = engine.cache(), hashlib.sha256(), []
+    cache, ids, digests = engine.cache(), list[int](), list[str]()
     try:
         logits = engine.prefill(prompt, cache, progress=lambda done, _: tick(done))
         while True:
@@ -314,11 +334,39 @@ def _answer(engine: Engine, tick: Callable[[float], None]) -> tuple[tuple[int, .
                 raise NonFiniteError(
                     "the model gives logits that are no numbers; its weights are damaged or overflow"
                 )
-            digest.update(logits)
+            digests.append(hashlib.sha256(logits.tobytes()).hexdigest())
             ids.append(int(np.argmax(logits)))
             tick(n_prompt + len(ids))
-            if len(ids) == NEW_TOKENS or n_prompt + len(ids) > engine.context:
-                return tuple(ids), digest.hexdigest()
+            if len(ids) == most or n_prompt + len(ids) > engine.context:
+                return ids, digests
             logits = engine.run([ids[-1]], n_prompt + len(ids) - 1, cache, [True])[0]
     finally:
         cache.truncate(0)
+
+
+def verify(
+    model: str | os.PathLike[str],
+    *,
+    ram: str | int | None = None,
+    registry: Registry | None = None,
+    reading: Progress | None = None,
+    running: Progress | None = None,
+) -> Verification:
+    """Check a model's file, and that it computes the same in every budget up to ``ram`` (as in `ramforge_core.open`).
+
+    reading : called with tensor bytes done and in all. running : with tokens done and in all.
+    What is found is in the answer, see `Verification.problem`. Raises GGUFError if the file is damaged, cut short or
+    cannot be read, BudgetTooSmallError and NonFiniteError as `check_budgets`.
+    """
+    allowed = budget_of(ram).limit or 0
+    registry = registry or Registry.discover()
+    gguf = open_gguf(resolve(model, registry))
+    found = Verification(tuple(map(os.fspath, gguf.files)), check_tensors(gguf, registry, reading))
+    if found.problem() is None:
+        try:
+            ready, backend = read_model(gguf, registry), registry.backend()
+        except (UnsupportedError, PluginError, BackendError) as error:
+            found.cannot_run = error
+        else:
+            found.budgets = check_budgets(ready, backend, allowed, running)
+    return found

@@ -22,7 +22,11 @@ from ramforge_cli.options import debug_option, json_option
     "--backend", metavar="NAME", help="How to compute; `ramforge support` lists them. [default: the best]"
 )
 @click.option(
-    "--kv-type", type=click.Choice(["f16", "f32", "q8_0"]), default="f16", show_default=True, help="KV cache type."
+    "--kv-type",
+    type=click.Choice(["f16", "f32", "q8_0"]),
+    default="f16",
+    show_default=True,
+    help="KV cache type.",
 )
 @click.option("--sweep", is_flag=True, help="Show tokens per second against the budget instead.")
 @click.option(

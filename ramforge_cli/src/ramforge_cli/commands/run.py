@@ -13,7 +13,7 @@ import click
 
 from ramforge_cli.console import Progress, say
 from ramforge_cli.inputs import read_text
-from ramforge_cli.options import debug_option
+from ramforge_cli.options import debug_option, ram_option
 
 if TYPE_CHECKING:
     from ramforge_core.api import LanguageModel
@@ -59,6 +59,7 @@ def _tokens(n: float) -> str:
 @click.option(
     "--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times."
 )
+@ram_option
 @click.option(
     "--ctx", type=int, metavar="N", help="Tokens that prompt and answer may take. [default: 4096 at most]"
 )
@@ -67,27 +68,45 @@ def _tokens(n: float) -> str:
     "--backend", metavar="NAME", help="How to compute; `ramforge support` lists them. [default: the best]"
 )
 @click.option(
-    "--kv-type", type=click.Choice(["f16", "f32", "q8_0"]), default="f16", show_default=True, help="KV cache type."
+    "--kv-type",
+    type=click.Choice(["f16", "f32", "q8_0"]),
+    default="f16",
+    show_default=True,
+    help="KV cache type.",
 )
 @click.option("--special", is_flag=True, help="Show control tokens such as <|im_end|>.")
 @click.option(
-    "-v", "--verbose", is_flag=True, help="Say on stderr what it took: times, tokens per second, seed."
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Say on stderr where the weights were, what was read, how fast it was, and what was planned.",
+)
+@click.option(
+    "--profile", is_flag=True, help="Say on stderr where the time went, by stage and kernel; costs some."
+)
+@click.option(
+    "--memory-report",
+    is_flag=True,
+    help="Say on stderr who held how much memory: we, the process, the system.",
 )
 @click.option(
     "--stats-json",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write what it took as JSON.",
+    help="Write all of that as JSON.",
 )
 @debug_option
 def run(
     model: str,
     prompt: str | None,
+    ram: str | None,
     ctx: int | None,
     threads: int,
     backend: str | None,
     kv_type: Any,
     verbose: bool,
+    profile: bool,
+    memory_report: bool,
     stats_json: Path | None,
     **generation: Any,
 ) -> None:
@@ -105,23 +124,34 @@ def run(
         )
 
     import ramforge_core
+    from ramforge_core.profile import Profile
 
     with Progress("loading") as loading:
         opened = ramforge_core.open(
-            model, backend=backend, threads=threads, ctx=ctx, kv_type=kv_type, progress=loading
+            model,
+            backend=backend,
+            threads=threads,
+            ctx=ctx,
+            kv_type=kv_type,
+            ram=ram,
+            progress=loading,
+            profile=Profile() if profile else None,
         )
     with opened as m:
         with Progress("reading the prompt", _tokens) as reading:
             answer = m.generate(text, progress=reading, **generation)
             pieces = iter(answer)
             first = next(pieces, "")
-        _print(first, pieces)
+        try:
+            _print(first, pieces)
+        except KeyboardInterrupt:  # whoever tires of waiting wants to know what for
+            _tell(m, answer, verbose, profile, memory_report)
+            raise
         if answer.finish_reason == "context":
             _log.warning(
                 "the answer filled the context of %d tokens; --ctx chooses another size", m.engine.context
             )
-        if verbose:
-            _tell(model, m, answer)
+        _tell(m, answer, verbose, profile, memory_report)
         if stats_json is not None:
             _write_stats(stats_json, model, m, answer)
 
@@ -140,19 +170,24 @@ def _print(first: str, rest: Iterable[str]) -> None:
             click.echo()
 
 
-def _tell(model: str, m: LanguageModel, answer: Generation) -> None:
-    stats = answer.stats
-    say(
-        f"ramforge: {model} on {m.stats.backend}: loaded in {m.stats.load_s:.2f} s; "
-        f"prompt of {stats.prompt_tokens} tokens at {stats.prompt_tokens_per_s:.1f} tokens/s; "
-        f"answer of {stats.generated_tokens} tokens at {stats.decode_tokens_per_s:.1f} tokens/s, "
-        f"the first after {stats.first_token_s:.2f} s; ended by {answer.finish_reason}; seed {answer.seed}"
-    )
+def _tell(m: LanguageModel, answer: Generation, verbose: bool, profile: bool, memory_report: bool) -> None:
+    """The reports that were asked for, on stderr."""
+    from ramforge_core import reports
+
+    if verbose:
+        say(reports.summary(m, answer).render())
+    if profile:
+        say(reports.time_report(answer.stats, m.profile).render())
+    if memory_report:
+        say(reports.memory_report(m.engine.budget).render())
+    if verbose and (check := reports.plan_check(m, answer)) is not None:
+        say(check.render())
 
 
 def _write_stats(file: Path, model: str, m: LanguageModel, answer: Generation) -> None:
+    from ramforge_core import reports
     from ramforge_core.files import atomic_write
 
-    facts = {"model": model, "finish_reason": answer.finish_reason, "seed": answer.seed, **m.stats.to_dict()}
+    facts = {"model": model, **reports.everything(m, answer)}
     with atomic_write(file) as out:
         out.write(json.dumps(facts, indent=2).encode() + b"\n")

@@ -29,6 +29,7 @@ __all__ = [
     "calibrate_disk",
     "measure_compute",
     "measure_disk",
+    "remembered",
 ]
 
 _log = logging.getLogger("ramforge")
@@ -54,21 +55,21 @@ def calibrate(
 ) -> Calibration:
     """What is remembered for this model's disk and kernels, measured first where there is nothing.
 
-    free_bytes : memory that the measurements may take; they take 80 MiB at most. anew : measure in any case.
+    free_bytes : memory that the measurements may take; they take a quarter of it, and 136 MiB at most.
+    anew : measure in any case. What other work disturbed is measured anew the next time, too.
     A measurement that fails costs a warning, and its rate is None.
     """
     store = CalibrationStore() if store is None else store
     disk = calibrate_disk(model.gguf, free_bytes, anew=anew, store=store)
     key = compute_key(model, backend, kv_type, threads)
     found = None if anew else store.get("compute", key, ComputeRate.from_dict)
-    if found is None:
+    if found is None or found.busy:
         try:
             found = measure_compute(model, backend, kv_type=kv_type, threads=threads, free_bytes=free_bytes)
         except (RamforgeError, MemoryError) as error:
             _log.warning("the speed of backend %s could not be measured: %s", backend.key, error)
         else:
-            if not found.busy:
-                store.put("compute", key, found.to_dict())
+            store.put("compute", key, found.to_dict())
     return Calibration(disk, found)
 
 
@@ -93,3 +94,15 @@ def calibrate_disk(
         _log.warning("the rate of the disk could not be measured: %s", error)
         return None
     return found
+
+
+def remembered(
+    model: Model, backend: Backend, *, kv_type: KVType, threads: int, store: CalibrationStore | None = None
+) -> Calibration:
+    """What is remembered for this model's disk and kernels; nothing is measured."""
+    store = CalibrationStore() if store is None else store
+    key = compute_key(model, backend, kv_type, threads)
+    return Calibration(
+        store.get("disk", device_key(model.gguf.files), DiskRate.from_dict),
+        store.get("compute", key, ComputeRate.from_dict),
+    )

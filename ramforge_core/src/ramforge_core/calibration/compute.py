@@ -1,15 +1,15 @@
 """The speed of a backend on a model, from a few of its stages with zeros for weights. Reads nothing of the file.
 
 A sample of the graph (the embedding, one or more of each kind of block, the head) is compiled and run through the
-backend's own contract; what one block of a kind takes counts for all of its kind. All weights of the sample lie in
-one small pool, one after the other and round again, so that little memory serves a large model and caches see
-new addresses all the time. Time does not depend on the values.
+backend's own contract; what one block of a kind takes counts for all of its kind. The weights of the sample lie in
+one pool, one after the other and round again, from pass to pass: so little memory serves a large model, and a cache
+that is smaller than the pool never holds what comes next. Time does not depend on the values.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
@@ -31,7 +31,9 @@ from ramforge_core.model import Model
 from ramforge_core.residency import PAGE, ROWS, Read
 from ramforge_core.stream import Stream
 
-POOL_BYTES = 64 << 20
+POOL_BYTES = 128 << 20
+_RUNS = 8
+"""No weight of the sample takes more of the pool than one part in so many."""
 PREFILL_TOKENS = 64
 SHORT, LONG = 128, 2048
 """Positions of the measured tokens: the difference is what attention over a longer text takes."""
@@ -51,7 +53,7 @@ class ComputeRate:
     decode_s : a pass of one token at position ``position``. attention_s : more per token for each position beyond.
     prefill_s : a pass of the first ``prefill_tokens`` tokens of a text.
     segment_s : what it costs to run a pass in pieces, for each read that the stream brings.
-    busy : other work on the machine disturbed the measurement, which then is not worth remembering.
+    busy : other work on the machine disturbed the measurement.
     """
 
     decode_s: float
@@ -93,7 +95,9 @@ def compute_key(model: Model, backend: Backend, kv_type: KVType, threads: int) -
     kinds = [_kind(stage, model.weights) for stage in model.graph.stages]
     runs = [(kind, len(list(group))) for kind, group in groupby(kinds)]
     facts = (runs, backend.key, sorted(backend.describe().items()), threads, kv_type, __version__)
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:32]
+    data = repr(facts).encode()
+    # No cryptography: importing that library takes memory that a run would not have taken.
+    return f"{zlib.crc32(data):08x}{zlib.adler32(data):08x}"
 
 
 def measure_compute(
@@ -110,7 +114,7 @@ def measure_compute(
     Raises BackendError or OutOfMemoryError.
     """
     widest = max(spec.row_bytes for spec in model.weights.values())
-    pool = max(min(POOL_BYTES, (free_bytes or POOL_BYTES * 4) // 4), ROWS * widest)
+    pool = max(min(POOL_BYTES, (free_bytes or POOL_BYTES * 4) // 4), 2 * ROWS * widest)
     context = model.config.context_length
     parts = _parts(model, pool)
     sample = _Sample(
@@ -198,21 +202,25 @@ class _Sample:
     _cache: KVCache = field(init=False)
     _ends: list[int] = field(init=False)
     """By part: its last step, and one."""
-    _bound: dict[str, NDArray[np.uint8]] = field(init=False)
+    _specs: dict[str, WeightSpec] = field(init=False)
+    _pool: NDArray[np.uint8] = field(init=False)
+    _at: int = field(default=0, init=False)
+    """Where in the pool the next weight goes."""
+    _bound: dict[str, NDArray[np.uint8]] = field(factory=dict, init=False)
     _vocab: int = field(init=False)
     spread: float = field(default=1.0, init=False)
-    """How many times as long as the fastest pass the middle one took: well above 1 on a busy machine."""
+    """How many times as long as these the middle pass took: well above 1 on a busy machine."""
 
     def __attrs_post_init__(self) -> None:
         stages = [stage for part in self.parts for stage in part.stages]
-        graph, weights = assemble(stages, self.model.weights, self.pool_bytes // 2, self.tokens)
+        graph, self._specs = assemble(stages, self.model.weights, self.pool_bytes // _RUNS, self.tokens)
         layout = KVLayout.of(graph.attentions, self.kv_type)
         while self.positions > 256 and self.positions // 256 * layout.chunk_bytes > self.pool_bytes:
             self.positions //= 2
         limits = Limits(self.tokens, 1, max(self.positions, self.tokens), layout, self.threads)
-        self._program = self.backend.compile(graph, weights, limits)
-        self._bound = _bind_all(weights, self.pool_bytes)
-        self._program.bind(self._bound)
+        self._program = self.backend.compile(graph, self._specs, limits)
+        self._pool = allocate(max(self.pool_bytes, max(spec.nbytes for spec in self._specs.values())))
+        self._pool[:] = 0  # pages that were never written all are one page
         self._cache = KVCache(layout)
         self._cache.reserve(limits.max_context)
         self._vocab = graph.logits.width
@@ -225,19 +233,32 @@ class _Sample:
         self._ends = ends
 
     def times(self, tokens: int, start: int, seconds: float, most: int) -> list[float]:
-        """The least time of each part, over passes that take about so many seconds; the first does not count."""
+        """The lower quartile of each part's times, over passes of about so many seconds; the first does not count."""
         passes = []
         began = self.clock()
         for i in range(most + 1):
             passes.append(self._run(tokens, start))
             if i and self.clock() - began > seconds:
                 break
-        best = [min(times) for times in zip(*passes[1:], strict=True)]
+        best = [sorted(times)[len(times) // 4] for times in zip(*passes[1:], strict=True)]
         middle = sorted(map(sum, passes[1:]))[(len(passes) - 1) // 2]
         self.spread = max(self.spread, middle / max(sum(best), 1e-9))
         return best
 
+    def _move(self) -> None:
+        """Bind all weights where nothing was read for the longest time."""
+        for name, spec in self._specs.items():
+            if len(spec.shape) == 1 and spec.format.name == "f32":
+                self._bound[name] = np.ones(spec.shape, np.float32).view(np.uint8)  # some divide frequencies
+                continue
+            if self._at + spec.nbytes > len(self._pool):
+                self._at = 0
+            self._bound[name] = self._pool[self._at : self._at + spec.nbytes]
+            self._at += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self._program.bind(self._bound)
+
     def _run(self, tokens: int, start: int) -> list[float]:
+        self._move()
         arguments, first, times = self._arguments(tokens, start), 0, []
         for end in self._ends:
             began = self.clock()
@@ -251,6 +272,7 @@ class _Sample:
 
         whole_s : of the pass in few pieces.
         """
+        self._move()
         steps = self._program.steps
         pieces = [i for i, step in enumerate(steps) if any(len(self._bound[n]) > PAGE for n in step.weights)]
         reads = [Read(0, 0, PAGE, (("", 0, PAGE),), 0)] * len(pieces)
@@ -262,6 +284,7 @@ class _Sample:
         started = self.clock()
         try:
             for repeat in range(most):
+                self._move()
                 began, at = self.clock(), 0
                 stream.begin()
                 for number, i in enumerate(pieces):
@@ -299,21 +322,6 @@ class _Nothing(DataSource):
 
     def read_window(self, read: Read, out: NDArray[np.uint8]) -> None:
         """Leave it as it is."""
-
-
-def _bind_all(weights: Mapping[str, WeightSpec], pool_bytes: int) -> dict[str, NDArray[np.uint8]]:
-    """Zeros in one pool for matrices, ones for vectors (they divide frequencies, for one)."""
-    pool, at, out = allocate(pool_bytes), 0, {}
-    pool[:] = 0  # pages that were never written all are one page
-    for name, spec in weights.items():
-        if len(spec.shape) == 1 and spec.format.name == "f32":
-            out[name] = np.ones(spec.shape, np.float32).view(np.uint8)
-            continue
-        if at + spec.nbytes > pool_bytes:
-            at = 0
-        out[name] = pool[at : at + spec.nbytes]
-        at += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
-    return out
 
 
 def assemble(

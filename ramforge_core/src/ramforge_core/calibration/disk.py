@@ -96,13 +96,13 @@ def measure_disk(
         window //= 2
     memory = [allocate(window) for _ in range(READERS)]
     before = process_memory().read_bytes
-    seconds, nbytes = _stream(source, _windows(file_bytes, window), memory, least_s)
+    rate, nbytes = _stream(source, _windows(file_bytes, window), memory, least_s)
     after = process_memory().read_bytes
     cached = (
         not source.is_direct and before is not None and after is not None and 2 * (after - before) < nbytes
     )
     return DiskRate(
-        bytes_per_s=nbytes / max(seconds, 1e-9),
+        bytes_per_s=rate,
         latency_s=_latency(source, file_bytes, memory[0]),
         method="direct" if source.is_direct else "buffered",
         measured_bytes=nbytes,
@@ -135,19 +135,26 @@ def _windows(file_bytes: Sequence[int], window: int) -> Iterator[list[Read]]:
 def _stream(
     source: WindowSource, rounds: Iterator[list[Read]], memory: Sequence[NDArray[np.uint8]], least_s: float
 ) -> tuple[float, int]:
-    """Seconds and bytes of as many rounds as it takes."""
+    """Rate in bytes per second and bytes of as many rounds as it takes.
+
+    The rate is the upper quartile of the rounds': other work on the machine makes some of them slower, none faster.
+    """
     seconds, nbytes = 0.0, 0
+    rates: list[float] = []
     for reads in rounds:
         if not source.is_direct:
             for read in reads:
                 source.forget(read)
         began = time.perf_counter()
         _read_all(source, reads, memory)
-        seconds += time.perf_counter() - began
-        nbytes += sum(read.nbytes for read in reads)
+        took = max(time.perf_counter() - began, 1e-9)
+        size = sum(read.nbytes for read in reads)
+        if not rates or size >= LEAST_BYTES // 2:  # the last round may be short
+            rates.append(size / took)
+        seconds, nbytes = seconds + took, nbytes + size
         if (seconds >= least_s and nbytes >= LEAST_BYTES) or nbytes >= MOST_BYTES or seconds > 8 * least_s:
             break
-    return seconds, nbytes
+    return sorted(rates)[3 * len(rates) // 4], nbytes
 
 
 def _read_all(source: WindowSource, reads: Sequence[Read], memory: Sequence[NDArray[np.uint8]]) -> None:

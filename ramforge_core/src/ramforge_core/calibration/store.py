@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ramforge_core.files import atomic_write
 from ramforge_core.pull import cache_dir
 
 VERSION = 1
@@ -32,6 +31,8 @@ class CalibrationStore:
 
     def put(self, kind: str, key: str, facts: Mapping[str, Any]) -> None:
         """Remember; a folder that cannot be written costs a log line, since it can be measured again."""
+        from ramforge_core.files import atomic_write  # whose imports take memory, see `compute_key`
+
         known = self._load()
         of_kind = known.get(kind)
         known[kind] = {**(of_kind if isinstance(of_kind, dict) else {}), key: dict(facts)}

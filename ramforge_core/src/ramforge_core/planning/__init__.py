@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache
 
-from ramforge_core.api import budget_of, prepare
-from ramforge_core.calibration import CalibrationStore, calibrate, calibrate_disk
-from ramforge_core.engine import divide, trial_workspace
+from ramforge_core.api import Opened, budget_of, prepare
+from ramforge_core.backend import Backend
+from ramforge_core.calibration import CalibrationStore, calibrate, calibrate_disk, remembered
+from ramforge_core.engine import Engine, divide, trial_workspace
 from ramforge_core.errors import ParameterError
 from ramforge_core.gguf import open_gguf
 from ramforge_core.kv import KVType
+from ramforge_core.model import Model
 from ramforge_core.planning.declared import plan_declared
 from ramforge_core.planning.forecast import Speed, forecast
 from ramforge_core.planning.plan import Outlook, Plan, StageShare, plan_of
@@ -26,6 +30,7 @@ __all__ = [
     "forecast",
     "plan_model",
     "plan_of",
+    "plan_opened",
     "render",
     "render_sweep",
 ]
@@ -63,7 +68,6 @@ def plan_model(
     facts, chosen, limit = ready.facts, ready.backend, ready.budget.limit or 0
     process = process_memory().rss or 0
     allotment = divide(facts, chosen, ready.budget, process, context=ctx, kv_type=kv_type, threads=threads)
-    workspace = trial_workspace(facts, chosen, context=ctx, kv_type=kv_type, threads=threads)
     rates = calibrate(
         facts, chosen, limit - process, kv_type=kv_type, threads=threads, anew=recalibrate, store=store
     )
@@ -73,7 +77,7 @@ def plan_model(
     return plan_of(
         facts,
         allotment,
-        workspace,
+        _workspaces(facts, chosen, kv_type, threads),
         rates,
         ram_bytes=limit,
         process_bytes=process,
@@ -81,3 +85,31 @@ def plan_model(
         kv_type=kv_type,
         facts=description,
     )
+
+
+def plan_opened(engine: Engine, opened: Opened) -> Plan:
+    """The plan of a model that is open, with the rates that are remembered; measures nothing."""
+    process = engine.budget.by_tag()["process"].bytes
+    return plan_of(
+        engine.model,
+        engine.allotment,
+        _workspaces(engine.model, opened.backend, opened.kv_type, opened.threads),
+        remembered(engine.model, opened.backend, kv_type=opened.kv_type, threads=opened.threads),
+        ram_bytes=engine.budget.limit or process + engine.allotment.total_bytes,
+        process_bytes=process,
+        facts={"backend": opened.backend.key, **opened.backend.describe()},
+        context=opened.context,
+        kv_type=opened.kv_type,
+    )
+
+
+def _workspaces(
+    model: Model, backend: Backend, kv_type: KVType, threads: int
+) -> Callable[[int | None], Callable[[int], int]]:
+    """Scratch of passes by context: attention over a longer one takes more."""
+
+    @cache
+    def of(context: int | None) -> Callable[[int], int]:
+        return trial_workspace(model, backend, context=context, kv_type=kv_type, threads=threads)
+
+    return of

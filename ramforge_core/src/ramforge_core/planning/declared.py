@@ -85,7 +85,7 @@ def plan_declared(
     except RamforgeError:  # a declared architecture may hold what nothing here reads yet
         config = None
     sizes = _sizes(gguf, config, disk, process_bytes, context, kv_type)
-    smallest = sizes.fixed + sizes.kv_bytes() + 3 * SLOT_BYTES
+    smallest = sizes.fixed + sizes.kv_bytes() + min(3 * SLOT_BYTES, sizes.all_bytes)
     if ram_bytes < smallest:
         raise BudgetTooSmallError(smallest - process_bytes, process_bytes, ram_bytes, sizes.context)
     pinned, streamed = sizes.pinned(ram_bytes), sizes.streamed(ram_bytes)

@@ -192,7 +192,7 @@ class Plan:
 def plan_of(
     model: Model,
     allotment: Allotment,
-    workspace: Callable[[int], int],
+    workspaces: Callable[[int | None], Callable[[int], int]],
     rates: Calibration,
     *,
     ram_bytes: int,
@@ -203,9 +203,10 @@ def plan_of(
 ) -> Plan:
     """The plan that belongs to an allotment. context : as it was asked for. facts : backend, isa, threads.
 
+    workspaces : by context asked for, bytes of scratch that a pass over so many tokens takes.
     Pure: nothing is measured or read.
     """
-    parts, free = allotment.residency, ram_bytes - process_bytes
+    parts, free, workspace = allotment.residency, ram_bytes - process_bytes, workspaces(context)
 
     def outlook(ram: int) -> Outlook:
         found = allot(model, ram - process_bytes, workspace, context=context, kv_type=kv_type)
@@ -217,7 +218,7 @@ def plan_of(
         )
 
     def smallest(positions: int | None) -> int:
-        return smallest_free_bytes(model, workspace, context=positions, kv_type=kv_type)
+        return smallest_free_bytes(model, workspaces(positions), context=positions, kv_type=kv_type)
 
     decode, decode_full, prefill = _speeds(allotment, rates)
     by_row = 0 if parts.embedding is None else model.weights[parts.embedding].nbytes

@@ -46,7 +46,8 @@ def _head(plan: Plan) -> list[str]:
     if plan.kv_bytes_per_token is not None:
         lines.append(f"KV cache {plan.kv_type}, {format_size(plan.kv_bytes_per_token)} per token")
     if plan.backend is not None:
-        lines.append(f"backend {plan.backend} ({plan.isa}), {plan.threads} threads")
+        threads = f"{plan.threads} thread{'' if plan.threads == '1' else 's'}"
+        lines.append(f"backend {plan.backend} ({plan.isa}), {threads}")
     return [*lines, plan.note] if plan.note else lines
 
 
@@ -76,23 +77,22 @@ def _weights(plan: Plan) -> list[str]:
 
 def _speed(plan: Plan) -> list[str]:
     if plan.decode is None:
-        return ["  unknown: nothing could be measured"]
-    lines = [f"  decode   {_rate(plan.decode.tokens_per_s)} tokens/s, {_why(plan.decode)}"]
+        return ["  unknown: " + ("the processor decides it" if plan.note else "nothing could be measured")]
+    lines = [f"  decode   {_rate(plan.decode.tokens_per_s):>5} tokens/s, {_why(plan.decode)}"]
     if plan.decode_full is not None and plan.decode_full.tokens_per_s < 0.97 * plan.decode.tokens_per_s:
-        lines.append(f"           {_rate(plan.decode_full.tokens_per_s)} tokens/s with the context full")
+        lines.append(f"           {_rate(plan.decode_full.tokens_per_s):>5} tokens/s with the context full")
     if plan.prefill is not None:
-        lines.append(
-            f"  prefill  {_rate(plan.prefill.tokens_per_s)} tokens/s in passes of {plan.chunk_tokens} tokens, "
-            f"{_why(plan.prefill)}"
-        )
+        lines.append(f"  prefill  {_rate(plan.prefill.tokens_per_s):>5} tokens/s, {_why(plan.prefill)}")
+        lines.append(f"           a pass takes up to {plan.chunk_tokens} prompt tokens")
     if plan.load_s is not None:
-        lines.append(f"  loading  about {plan.load_s:.1f} s from a cold disk")
+        lines.append(f"  loading  {plan.load_s:>5.1f} s from a cold disk")
     return lines
 
 
 def _why(speed: Speed) -> str:
-    times = [f"{name} {t:.3g} s" for name, t in (("disk", speed.disk_s), ("processor", speed.compute_s)) if t]
-    return f"bound by the {speed.binds} (per pass: {', '.join(times)})"
+    sides = (("disk", speed.disk_s), ("processor", speed.compute_s))
+    times = [f"{name} {t:.3g} s" for name, t in sides if t]
+    return f"bound by the {speed.binds} (a pass: {', '.join(times)})"
 
 
 def _budgets(plan: Plan) -> list[str]:
@@ -122,11 +122,12 @@ def _measured(plan: Plan) -> list[str]:
         note = "; they came from memory, not from a disk" if disk.cached else ""
         lines.append(f"  disk       {format_size(disk.bytes_per_s)}/s, {how}{note}, {disk.date}")
     if compute is not None:
+        decode, prefill = 1 / compute.decode_s, compute.prefill_tokens / compute.prefill_s
         lines.append(
-            f"  processor  {_rate(1 / compute.decode_s)} tokens/s decode, "
-            f"{_rate(compute.prefill_tokens / compute.prefill_s)} prefill with all in memory, {compute.date}"
-            + ("; disturbed by other work, so not remembered" if compute.busy else "")
+            f"  processor  {_rate(decode)} tokens/s decode, {_rate(prefill)} prefill in memory, {compute.date}"
         )
+        if compute.busy:
+            lines.append("             disturbed by other work, so it is measured again the next time")
     return lines
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from ramforge_core.planning import Speed, forecast
 from ramforge_core.reports.layout import table
 from ramforge_core.sizes import format_size
 from ramforge_core.system import process_memory
@@ -37,7 +38,10 @@ class PlanCheck:
             (name.replace("_", " "), *(_text(name, n) for n in (row.planned, row.actual)), _ratio(row))
             for name, row in self.rows.items()
         ]
-        return table(("", "planned", "actual", "actual/planned"), cells)
+        text = table(("plan and truth", "planned", "actual", "actual/planned"), cells)
+        if self.rows["answer_tokens_per_s"].planned is None:
+            text += "\n(the plan has speeds once `ramforge plan MODEL` has measured disk and kernels)"
+        return text
 
 
 def _text(name: str, number: float | None) -> str:
@@ -51,22 +55,25 @@ def _ratio(row: Comparison) -> str:
 
 
 def plan_check(m: LanguageModel, answer: Generation) -> PlanCheck | None:
-    """The plan beside the last answer of ``m``; None while all weights are in memory, where it has little to say.
-
-    The speed is compared where the model has a plan that forecasts one.
-    """
+    """The plan beside the last answer of ``m``; None while all weights are in memory, where it has little to say."""
     engine, stats = m.engine, answer.stats
     if engine.streamed is None:
         return None
-    process = engine.budget.by_tag().get("process")
-    reads, passes = stats.decode_reads, stats.decode_passes
+    plan, reads, passes = m.plan, stats.decode_reads, stats.decode_passes
+    peak = plan.peak_bytes(stats.prompt_tokens + stats.generated_tokens, stats.prompt_tokens)
+    rates, chunk = plan.rates, min(stats.prompt_tokens, engine.allotment.max_tokens)
+    decode = _tokens_per_s(forecast(engine.allotment, rates, 1, stats.prompt_tokens + passes // 2))
+    prefill = _tokens_per_s(forecast(engine.allotment, rates, max(1, chunk), 0))
     rows = {
         "bytes_read_per_token": Comparison(
-            engine.allotment.residency.read_bytes,
-            (reads.read_bytes + reads.row_bytes) / passes if passes else None,
+            plan.read_bytes_per_token, (reads.read_bytes + reads.row_bytes) / passes if passes else None
         ),
-        "peak_memory_bytes": Comparison(
-            engine.allotment.total_bytes + (process.peak_bytes if process else 0), process_memory().peak_rss
-        ),
+        "peak_memory_bytes": Comparison(peak, process_memory().peak_rss),
+        "prompt_tokens_per_s": Comparison(prefill, stats.prompt_tokens_per_s or None),
+        "answer_tokens_per_s": Comparison(decode, stats.decode_tokens_per_s or None),
     }
     return PlanCheck(rows)
+
+
+def _tokens_per_s(speed: Speed | None) -> float | None:
+    return None if speed is None else speed.tokens_per_s

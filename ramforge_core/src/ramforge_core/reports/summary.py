@@ -80,7 +80,7 @@ class Summary:
             (
                 "answer",
                 f"{self.generated_tokens} tokens at {self.decode_tokens_per_s:.2f} tokens/s, the first after "
-                f"{self.first_token_s:.2f} s; ended by {self.finish_reason}; seed {self.seed}",
+                f"{self.first_token_s:.2f} s; ended by {self.finish_reason or 'an interruption'}; seed {self.seed}",
             ),
         ]
         if not self.fits and self.decode_passes:
@@ -104,14 +104,16 @@ class Summary:
         peak = format_size(self.managed_peak_bytes)
         if self.budget_bytes is None:
             return f"no limit; at most {peak} managed"
-        return f"{format_size(self.budget_bytes)}; at most {peak} managed, {share(self.managed_peak_bytes, self.budget_bytes)}"
+        used = share(self.managed_peak_bytes, self.budget_bytes)
+        return f"{format_size(self.budget_bytes)}; at most {peak} managed, {used}"
 
     def _disk(self) -> str:
         memory = self.pinned_bytes / (self.pinned_bytes + self.streamed_bytes)
         way = "" if self.direct_io is None else ", direct reads" if self.direct_io else ", buffered reads"
         return (
-            f"{format_size(self.disk_bytes / self.decode_passes)} a token at {rate(self.disk_bytes, self.disk_s)}{way}; "
-            f"{memory:.0%} came from memory; waited {self.stall_s:.2f} s, computed {self.decode_s - self.stall_s:.2f} s"
+            f"{format_size(self.disk_bytes / self.decode_passes)} a token at {rate(self.disk_bytes, self.disk_s)}"
+            f"{way}; {memory:.0%} came from memory; waited {self.stall_s:.2f} s, computed "
+            f"{self.decode_s - self.stall_s:.2f} s"
         )
 
 

@@ -351,7 +351,9 @@ class BackendTests:
         rig = Rig(backend, g.finish(), weights, kv_type=kv_type, max_tokens=70)
         q, k, v, sinks = (weights[n].astype(np.float64) for n in shapes)
         k, v = (
-            rig.layout.unpack(rig.layout.pack(x.astype(np.float32).reshape(70, kv_heads, -1))).reshape(70, -1)
+            rig.layout.unpack(rig.layout.pack(x.astype(np.float32).reshape(70, kv_heads, -1)))
+            .reshape(70, -1)
+            .astype(np.float64)
             for x in (k, v)
         )
         wanted = _attend(

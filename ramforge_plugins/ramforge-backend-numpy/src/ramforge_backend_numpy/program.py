@@ -133,7 +133,8 @@ class NumpyProgram(Program):
                     self._values = {v: x[batch.wanted] for v, x in self._values.items()}
                 self._step(step, batch, caches, control)
                 control.flags[1] += 1
-        if (out := self._values.pop(self.graph.logits, None)) is not None:
+        if todo.stop == len(self.steps):
+            out = self._values.pop(self.graph.logits)
             logits[:] = out if self._first_wanted < len(self.steps) else out[batch.wanted]
 
     def _step(self, step: int, batch: Batch, caches: Sequence[KVCache], control: Control) -> None:

@@ -1,0 +1,449 @@
+"""What goes wrong while a model is larger than memory: disk errors, changed files, full budgets, Ctrl-C."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+from engines import Engines, answer, settled
+from synthetic import SMALL, TINY, write_model
+
+import ramforge_core
+import ramforge_core.datasource as datasource_module
+import ramforge_core.engine as engine_module
+from ramforge_core.budget import MemoryBudget
+from ramforge_core.datasource import DataSource
+from ramforge_core.engine import load_engine
+from ramforge_core.errors import (
+    BudgetExceededError,
+    BudgetTooSmallError,
+    GGUFError,
+    Interrupted,
+    OutOfMemoryError,
+)
+from ramforge_core.gguf import open_gguf
+from ramforge_core.memory import allocate
+from ramforge_core.residency import PAGE, Read
+from ramforge_core.system import process_memory
+
+PROMPT = [1, 300, 77, 5, 260]
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    opened = Engines(monkeypatch)
+    yield opened
+    for engine in opened.opened:
+        engine.close()
+        assert engine.budget.used == 0
+
+
+@pytest.fixture
+def model(tmp_path):
+    return write_model(tmp_path / "m.gguf", evolve(TINY, layers=2))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("models") / "small.gguf", SMALL, eos=0)
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# ------------------------------------------------------------------------------------------------------ data source
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "data"
+    path.write_bytes(np.random.default_rng(1).bytes(5 * PAGE + 100))
+    return path
+
+
+def window(source: DataSource, offset: int, nbytes: int, needed: int | None = None) -> bytes:
+    out = allocate(nbytes)
+    source.read_window(Read(0, offset, nbytes, (("x", 0, needed or nbytes),), 0), out)
+    return out.tobytes()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_window_may_reach_past_the_end_its_pieces_may_not(file, direct):
+    data = file.read_bytes()
+    with DataSource([file], direct) as source:
+        assert window(source, PAGE, 2 * PAGE) == data[PAGE : 3 * PAGE]
+        assert window(source, 5 * PAGE, PAGE, 100)[:100] == data[5 * PAGE :]
+        with pytest.raises(GGUFError, match=rf"data: ends at byte {len(data)}, but 101 bytes .* from byte {5 * PAGE}"):
+            window(source, 5 * PAGE, PAGE, 101)
+        with pytest.raises(GGUFError, match="ends at byte"):
+            source.read_into(0, PAGE, allocate(5 * PAGE))
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_short_reads_are_continued(file, direct, monkeypatch):
+    real, sizes = os.preadv, iter([PAGE, 100, 1, 4000] * 50)
+
+    def short(fd, buffers, offset):
+        return real(fd, [buffers[0][: next(sizes)]], offset)
+
+    monkeypatch.setattr(os, "preadv", short)
+    with DataSource([file], direct) as source:
+        assert window(source, 0, 4 * PAGE) == file.read_bytes()[: 4 * PAGE]
+        out = allocate(3 * PAGE)
+        source.read_into(0, 77, out)
+        assert out.tobytes() == file.read_bytes()[77 : 77 + 3 * PAGE]
+
+
+def test_f11_j10_direct_reads_that_turn_out_impossible_become_buffered_for_all_threads(file, monkeypatch):
+    real, refused = os.preadv, []
+    with DataSource([file]) as source:
+        if not source.is_direct:
+            pytest.skip("this file system has no direct reads")
+        direct = source._direct[0]
+
+        def einval(fd, buffers, offset):
+            if fd == direct:
+                refused.append(fd)
+                time.sleep(0.02)  # so that several threads are refused at once
+                raise OSError(errno.EINVAL, "Invalid argument")
+            return real(fd, buffers, offset)
+
+        monkeypatch.setattr(os, "preadv", einval)
+        got: list[bytes] = []
+        threads = [threading.Thread(target=lambda: got.append(window(source, 0, 4 * PAGE))) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert got == [file.read_bytes()[: 4 * PAGE]] * 4
+        assert len(refused) > 1
+        assert not source.is_direct
+        count = len(refused)
+        window(source, PAGE, PAGE)
+        assert len(refused) == count
+
+
+def test_an_io_error_names_file_bytes_and_cause(file, monkeypatch):
+    def eio(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with DataSource([file]) as source:
+        monkeypatch.setattr(os, "preadv", eio)
+        with pytest.raises(GGUFError, match=f"data: cannot read {PAGE} bytes at byte {PAGE}: Input/output error"):
+            window(source, PAGE, PAGE)
+
+
+def test_files_are_closed_also_when_one_cannot_be_opened(file, tmp_path):
+    before = open_files()
+    with pytest.raises(GGUFError, match="gone: cannot open the file"):
+        DataSource([file, tmp_path / "gone"])
+    source = DataSource([file])
+    source.close()
+    source.close()
+    assert open_files() == before
+
+
+def test_buffered_windows_leave_nothing_in_the_page_cache(tmp_path):
+    """E06: a stream without direct reads must not fill the cgroup with page cache."""
+    if not hasattr(os, "posix_fadvise"):
+        pytest.skip("this system drops no pages on demand")
+    path = tmp_path / "big"
+    with path.open("wb") as out:
+        out.write(os.urandom(8 << 20))
+        out.flush()
+        os.fsync(out.fileno())
+        os.posix_fadvise(out.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    with DataSource([path], direct=False) as source:
+        for offset in range(0, 8 << 20, 1 << 20):
+            window(source, offset, 1 << 20)
+    cached = subprocess.run(["fincore", "-bno", "RES", str(path)], capture_output=True, text=True)
+    if cached.returncode:
+        pytest.skip("no fincore here to ask what is cached")
+    assert int(cached.stdout) <= 1 << 20
+
+
+# ----------------------------------------------------------------------------------------------------- while running
+
+
+def failing(kind: str):
+    def fail(_read):
+        if kind == "EIO":
+            raise GGUFError("m.gguf: cannot read 4096 bytes at byte 0: Input/output error")
+        raise GGUFError("m.gguf: ends at byte 4096, but 8192 bytes were expected from byte 0")
+
+    return staticmethod(fail)
+
+
+@pytest.mark.parametrize("kind", ["EIO", "short"])
+def test_an_error_while_running_is_raised_and_the_engine_goes_on(engines, model, kind):
+    engine = engines.streaming(model, 0.3)
+    expected = answer(engine, PROMPT)
+    settled(engine)
+    used = engine.budget.used
+    engines.source.before_window = failing(kind)
+    for _ in range(2):
+        with pytest.raises(GGUFError, match=r"m\.gguf"):
+            answer(engine, PROMPT)
+        assert engine.budget.used == used, "the KV cache was given back"
+    engines.source.before_window = None
+    ids, logits = answer(engine, PROMPT)
+    assert ids == expected[0]
+    assert np.array_equal(logits, expected[1])
+
+
+@pytest.mark.parametrize("share", [0.3, 20])
+def test_an_error_while_loading_leaves_nothing_behind(engines, model, monkeypatch, share):
+    least = engines.minimum(model)
+    files, threads, budgets = open_files(), threading.active_count(), []
+
+    class Budget(MemoryBudget):
+        def __init__(self, limit):
+            super().__init__(limit)
+            budgets.append(self)
+
+    monkeypatch.setattr("engines.MemoryBudget", Budget)
+    real, count = os.preadv, iter(range(10**6))
+
+    def eio(*arguments):
+        if next(count) >= 3:
+            raise OSError(errno.EIO, "Input/output error")
+        return real(*arguments)
+
+    monkeypatch.setattr(os, "preadv", eio)
+    with pytest.raises(GGUFError, match="Input/output error"):
+        engines(model, least + int(share * 1_000_000))
+    assert budgets[0].used == 0
+    assert budgets[0].peak > 0
+    assert (open_files(), threading.active_count()) == (files, threads)
+
+
+@pytest.mark.parametrize("share", [0.3, 20])
+def test_e17_memory_that_the_system_refuses_is_said_and_leaves_nothing_behind(engines, model, monkeypatch, share):
+    least = engines.minimum(model)
+    budgets = []
+
+    def refuse(n_bytes):
+        budgets.append(engines)
+        raise OutOfMemoryError(f"the system refused {n_bytes} bytes of memory")
+
+    monkeypatch.setattr("ramforge_core.weights.allocate", refuse)
+    budget = MemoryBudget(least + int(share * 1_000_000))
+    monkeypatch.setattr("engines.MemoryBudget", lambda _: budget)
+    with pytest.raises(MemoryError, match="the system refused [0-9]+ bytes"):
+        engines(model, 1)
+    assert budgets
+    assert budget.used == 0
+    assert budget.peak > 0
+
+
+def test_a_refused_budget_holds_nothing(engines, model, monkeypatch):
+    budget = MemoryBudget(1000)
+    monkeypatch.setattr("engines.MemoryBudget", lambda _: budget)
+    with pytest.raises(BudgetTooSmallError):
+        engines(model, 1)
+    assert budget.used == budget.peak == 0
+
+
+def test_a_file_that_shrinks_is_an_error_and_no_signal(engines, model):
+    engine = engines.streaming(model, 0.3)
+    answer(engine, PROMPT, 1)
+    os.truncate(model, model.stat().st_size // 2)
+    with pytest.raises(GGUFError, match=r"m\.gguf: .*changed"):
+        answer(engine, PROMPT, 1)
+
+
+def test_a_file_that_shrinks_in_the_middle_of_a_pass_is_an_error(engines, model):
+    engine = engines.streaming(model, 0.3)
+    left = iter(range(10**6))
+
+    def shrink(_read):
+        if next(left) == len(engine.allotment.residency.reads) // 2:
+            os.truncate(model, PAGE)
+
+    engines.source.before_window = staticmethod(shrink)
+    with pytest.raises(GGUFError, match=r"m\.gguf: (ends at byte 4096|the file was changed)"):
+        for _ in range(3):
+            answer(engine, PROMPT, 1)
+
+
+def test_a_file_that_is_rewritten_in_place_is_an_error(engines, model):
+    engine = engines.streaming(model, 0.3)
+    answer(engine, PROMPT, 1)
+    with model.open("r+b") as out:
+        out.seek(-4096, os.SEEK_END)
+        out.write(bytes(100))
+    with pytest.raises(GGUFError, match=r"m\.gguf: .*changed .*open it again"):
+        answer(engine, PROMPT, 1)
+
+
+def test_a_file_that_is_replaced_by_another_keeps_being_read(engines, model, tmp_path):
+    engine = engines.streaming(model, 0.3)
+    ids, logits = answer(engine, PROMPT)
+    write_model(tmp_path / "other.gguf", seed=9).replace(model)
+    got_ids, got = answer(engine, PROMPT)
+    assert got_ids == ids
+    assert np.array_equal(got, logits)
+    model.unlink()
+    assert answer(engine, PROMPT)[0] == ids
+
+
+@pytest.mark.parametrize("share", [0.3, 20])
+def test_e11_a_kv_cache_that_does_not_fit_is_refused_and_rolled_back(engines, model, share):
+    """Two texts in an engine that has room for one at its full length."""
+    engine = engines(model, engines.minimum(model, context=600) + int(share * 100_000), context=600)
+    chunk = engine.allotment.kv_layout.chunk_bytes
+    first, second = engine.cache(), engine.cache()
+    engine.run([5], 0, first, [True])
+    first.reserve(600)
+    room = engine.budget.free // chunk
+    if room:
+        second.reserve(256 * room)
+    used, capacity = engine.budget.used, second.capacity
+    with pytest.raises(BudgetExceededError, match="kv cache needs .* --ram or a smaller --ctx"):
+        engine.run([5], capacity + 300, second, [True])
+    assert (engine.budget.used, second.capacity) == (used, capacity)
+    engine.run([6], 1, first, [True])
+    first.truncate(0)
+    second.truncate(0)
+    answer(engine, PROMPT)
+
+
+def test_e10_e11_many_answers_leave_the_budget_and_the_process_as_they_were(engines, model):
+    engine = engines.streaming(model, 0.3)
+    answer(engine, PROMPT, 2)
+    used, rss, files = engine.budget.used, process_memory().rss, open_files()
+    for i in range(60):
+        answer(engine, [1 + i, *PROMPT, *range(3, 3 + i % 7)], 2)
+    assert (engine.budget.used, open_files()) == (used, files)
+    assert process_memory().rss - rss < 2 << 20
+
+
+def test_close_frees_the_memory_that_it_gives_back(engines, small):
+    before = process_memory().rss
+    engine = engines(small)
+    answer(engine, PROMPT, 1)
+    assert process_memory().rss - before > 15 << 20
+    engine.close()
+    assert engine.budget.used == 0
+    assert process_memory().rss - before < 8 << 20
+    with pytest.raises(Interrupted, match="closed"):
+        engine.run([5], 0, engine.cache(), [True])
+
+
+# ------------------------------------------------------------------------------------------------------------ Ctrl-C
+
+
+@pytest.mark.parametrize("share", [0.1, 1000])
+def test_an_interrupted_answer_leaves_an_open_model_usable(small, monkeypatch, share):
+    """Ctrl-C in the prefill and in the decode of the Python API."""
+    base = process_memory().rss
+    with ramforge_core.open(small, ram=base + (24 << 20) + int(share * (1 << 20)), ctx=300) as m:
+        prompt = " ".join(f"w{i}" for i in range(300, 330))
+        expected = m.generate(prompt, max_tokens=4, temperature=0).text()
+        used = m.engine.budget.used
+        run, passes = type(m.engine.program).run, iter(range(10**6))
+        for at in (0, 1, 5):
+
+            def interrupting(*arguments, at=at):
+                if next(passes) == at:
+                    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+                    time.sleep(0.05)
+                return run(*arguments)
+
+            passes = iter(range(10**6))
+            monkeypatch.setattr(type(m.engine.program), "run", interrupting)
+            with pytest.raises(KeyboardInterrupt):
+                m.generate(prompt, max_tokens=60, temperature=0).text()
+                time.sleep(1)
+            monkeypatch.setattr(type(m.engine.program), "run", run)
+            assert m.engine.budget.used == used
+            assert m.generate(prompt, max_tokens=4, temperature=0).text() == expected
+    assert m.engine.budget.used == 0
+
+
+def test_close_from_another_thread_ends_an_answer(engines, model):
+    engine = engines.streaming(model, 0.3)
+    engines.source.before_window = staticmethod(lambda _: time.sleep(0.01))
+    threading.Timer(0.3, engine.close).start()
+    with pytest.raises(Interrupted):
+        answer(engine, PROMPT, 10**6)
+    engines.source.before_window = None
+    engine.close()
+
+
+RUN = """
+import sys, time
+import ramforge_core.datasource as d, ramforge_core.engine as e
+phase, model, ram = sys.argv[1:]
+def tell(): print("NOW", file=sys.stderr, flush=True)
+slow = d.DataSource.read_window
+def read_window(self, read, out):
+    time.sleep(0.05)
+    slow(self, read, out)
+d.DataSource.read_window = read_window
+if phase == "load":
+    load = e.load_pinned
+    def load_pinned(*a, **k):
+        tell()
+        return load(*a, **k)
+    e.load_pinned = load_pinned
+passes = iter(range(10**6))
+run = e.Engine.run
+def told(self, *a, **k):
+    if next(passes) == {"prefill": 0, "decode": 2}.get(phase):
+        tell()
+    return run(self, *a, **k)
+e.Engine.run = told
+from ramforge_cli.main import main
+prompt = "hello" if phase == "decode" else "hello " * 100
+sys.exit(main(["run", model, "--ram", ram, "-p", prompt, "-n", "100", "--ctx", "1024"]))
+"""
+
+
+@pytest.mark.parametrize("phase", ["load", "prefill", "decode"])
+def test_ctrl_c_ends_the_command_within_a_second(small, tmp_path, phase):
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    env = {**os.environ, "TMPDIR": str(scratch), "HOME": str(scratch)}
+    # ctx, prompt of 100 words and 13 MB of weights: more than the smallest budget, less than everything.
+    child = subprocess.Popen(
+        [sys.executable, "-c", RUN, phase, str(small), "62M"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+        cwd=scratch,
+    )
+    try:
+        said = []
+        for line in child.stderr:
+            said.append(line)
+            if "NOW" in line:
+                break
+        else:
+            pytest.fail("".join(said))
+        time.sleep(0.3)
+        assert child.poll() is None, "it is busy"
+        began = time.perf_counter()
+        child.send_signal(signal.SIGINT)
+        child.wait(30)
+        took = time.perf_counter() - began
+        rest = child.stderr.read()
+    finally:
+        child.kill()
+        child.communicate()
+    assert child.returncode == 130, rest
+    assert took < 1
+    assert "interrupted" in rest
+    assert "Traceback" not in rest
+    assert [str(p) for p in Path(scratch).rglob("*") if p.is_file() and "calibration" not in p.name] == []
