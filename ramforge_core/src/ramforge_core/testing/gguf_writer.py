@@ -84,7 +84,7 @@ def gguf_bytes(
 def raw_gguf(
     pairs: Sequence[bytes] = (),
     infos: Sequence[bytes] = (),
-    data: bytes = b"",
+    data: bytes | bytearray = b"",
     *,
     version: int = 3,
     alignment: int = 32,
