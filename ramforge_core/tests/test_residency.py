@@ -190,7 +190,7 @@ def test_streamed_bytes_are_balanced_along_the_stages(shape, share, slot_pages):
 @settings(max_examples=150, deadline=None)
 @given(SHAPES, SHARES, SLOTS)
 def test_reads_cover_their_pieces_in_order_of_use_and_fit_a_slot(shape, share, slot_pages):
-    m, _, slot, plan = planned(shape, share, slot_pages)
+    _, _, slot, plan = planned(shape, share, slot_pages)
     pieces = {p.name: p for p in plan.streamed}
     order = [op.weight for op in plan.graph.ops if isinstance(op, Linear) and op.weight in pieces]
     assert (

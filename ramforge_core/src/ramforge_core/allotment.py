@@ -108,7 +108,7 @@ def allot(
     Raises ParameterError for a senseless context.
     """
     layout = KVLayout.of(model.graph.attentions, kv_type)
-    _check_context(model, context)
+    check_context(model, context)
     trained = model.config.context_length
     most = context or min(DEFAULT_CONTEXT, trained)
     if free_bytes is None:
@@ -218,7 +218,8 @@ def _rows_bytes(model: Model, tokens: int) -> int:
     return tokens * row + READERS * row_window_bytes(row)
 
 
-def _check_context(model: Model, context: int | None) -> None:
+def check_context(model: Model, context: int | None) -> None:
+    """Raises ParameterError if the model cannot have a context of so many positions."""
     trained = model.config.context_length
     if context is not None and context < 1:
         raise ParameterError(f"the context is {context} tokens, expected at least 1")

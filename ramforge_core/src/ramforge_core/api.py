@@ -96,7 +96,7 @@ class LanguageModel:
 
     def tokenize(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Text to token ids; see `Tokenizer.encode`."""
-        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+        return self.tokenizer.tokenize(text, add_special, parse_special)
 
     def detokenize(self, ids: Iterable[int]) -> bytes:
         """Token ids to bytes, without the blank at the start that the vocabulary itself added."""
@@ -115,6 +115,8 @@ class LanguageModel:
         With ``raw``, or where the model has no template, a text is taken as it is.
         """
         if raw or self.template is None:
+            if not isinstance(prompt, (str, list, tuple)):
+                raise ParameterError(f"the prompt is {prompt!r}, expected a text or a list of messages")
             if not isinstance(prompt, str) or system is not None:
                 raise ParameterError(
                     "messages and a system text need a chat template; "

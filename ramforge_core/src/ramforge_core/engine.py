@@ -15,7 +15,7 @@ import numpy as np
 from attrs import define, evolve, field
 from numpy.typing import NDArray
 
-from ramforge_core.allotment import Allotment, allot, smallest_free_bytes
+from ramforge_core.allotment import Allotment, allot, check_context, smallest_free_bytes
 from ramforge_core.backend import Backend, Batch, Control, Limits, Program
 from ramforge_core.budget import MemoryBudget
 from ramforge_core.datasource import DataSource
@@ -263,7 +263,11 @@ def divide(
 def trial_workspace(
     model: Model, backend: Backend, *, context: int | None, kv_type: KVType, threads: int
 ) -> Callable[[int], int]:
-    """What a pass over so many tokens takes as scratch, from a program that is compiled to be asked."""
+    """What a pass over so many tokens takes as scratch, from a program that is compiled to be asked.
+
+    Raises ParameterError for a senseless context.
+    """
+    check_context(model, context)
     layout = KVLayout.of(model.graph.attentions, kv_type)
     trial = min(512, context or model.config.context_length)
     limits = Limits(trial, 1, min(context or 4096, model.config.context_length), layout, threads)

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from ramforge_core.architecture import Architecture, TensorSpec
 from ramforge_core.backend import WeightSpec
-from ramforge_core.errors import TensorError, UnknownPluginError, UnsupportedError
+from ramforge_core.errors import MetadataError, TensorError, UnknownPluginError, UnsupportedError
 from ramforge_core.gguf import GGML_TYPES, type_label
 from ramforge_core.graph import Graph, GraphBuilder
 from ramforge_core.plugins import package_for
@@ -43,12 +43,26 @@ def read_model(gguf: GGUF, registry: Registry) -> Model:
     architecture = registry.architecture(gguf.metadata.text("general.architecture"))
     if not architecture.runnable:
         raise UnsupportedError(cannot_run(architecture.key, registry))
-    config = architecture.config(gguf.metadata)
+    config = read_config(gguf, architecture)
     used = check_tensors(gguf.tensors, architecture.key, architecture.tensors(config))
     weights = _weights(used, registry)
     builder = GraphBuilder({name: info.shape for name, info in used.items()})
     architecture.build(config, builder)
     return Model(gguf, architecture, config, builder.finish(), weights)
+
+
+def read_config(gguf: GGUF, architecture: Architecture) -> Any:
+    """The configuration, with no more blocks than the file can hold: all later work grows with them.
+
+    Raises MetadataError.
+    """
+    config = architecture.config(gguf.metadata)
+    if config.block_count > len(gguf.tensors):
+        raise MetadataError(
+            f"metadata key '{architecture.key}.block_count' is {config.block_count}, but the file holds only "
+            f"{len(gguf.tensors)} tensors: fewer than one for each block"
+        )
+    return config
 
 
 def check_tensors(

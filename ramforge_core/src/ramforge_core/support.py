@@ -14,7 +14,7 @@ from attrs import asdict, frozen
 
 from ramforge_core.discovery import GROUPS, PluginEntry, PluginFailure, one_line
 from ramforge_core.errors import BackendError, MetadataError, PluginError, RamforgeError, UnknownPluginError
-from ramforge_core.model import cannot_run, check_tensors, read_model, unsupported_type
+from ramforge_core.model import cannot_run, check_tensors, read_config, read_model, unsupported_type
 from ramforge_core.plugins import unavailable
 
 if TYPE_CHECKING:
@@ -354,7 +354,7 @@ def _check_model(
         if decodable:
             read_model(gguf, registry)
         else:
-            config = architecture.config(gguf.metadata)
+            config = read_config(gguf, architecture)
             check_tensors(gguf.tensors, architecture.key, architecture.tensors(config))
     except RamforgeError as error:
         reasons.append(str(error))

@@ -52,6 +52,10 @@ class Tokenizer(ABC):
         barriers : ascending character offsets that no special token may span, so that what a user typed stays text.
         """
 
+    def tokenize(self, text: str, add_special: bool = False, parse_special: bool = False) -> list[int]:
+        """`encode` as an open model has it."""
+        return self.encode(text, add_special=add_special, parse_special=parse_special)
+
     @abstractmethod
     def piece(self, token: int, *, special: bool = True) -> bytes:
         """Bytes of one token; control tokens give their text, or nothing when ``special`` is False."""

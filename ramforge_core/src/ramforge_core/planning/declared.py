@@ -16,6 +16,7 @@ from ramforge_core.calibration import Calibration, DiskRate
 from ramforge_core.errors import BudgetTooSmallError, RamforgeError
 from ramforge_core.gguf import GGUF, TensorInfo
 from ramforge_core.kv import CHUNK_POSITIONS, KVLayout, KVType
+from ramforge_core.model import read_config
 from ramforge_core.model import cannot_run
 from ramforge_core.planning.forecast import Speed, speed
 from ramforge_core.planning.plan import GIB, Outlook, Plan, StageShare
@@ -81,7 +82,7 @@ def plan_declared(
 ) -> Plan:
     """What can be known. Raises BudgetTooSmallError if not even context and buffers fit."""
     try:
-        config = architecture.config(gguf.metadata)
+        config = read_config(gguf, architecture)
     except RamforgeError:  # a declared architecture may hold what nothing here reads yet
         config = None
     sizes = _sizes(gguf, config, disk, process_bytes, context, kv_type)

@@ -1,0 +1,40 @@
+"""docs/field-cases.md names every test of a field case, and no other."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ROW = re.compile(r"^\| ([A-J]\d\d) \|.*\| ([^|]*) \|$", re.MULTILINE)
+
+
+def functions() -> dict[str, set[str]]:
+    """Test functions by file name."""
+    found = defaultdict(set)
+    for folder in (ROOT / "tests", *ROOT.glob("*/tests"), *ROOT.glob("ramforge_plugins/*/tests")):
+        for file in folder.glob("test_*.py"):
+            found[file.name].update(
+                re.findall(r"^ *def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+            )
+    return found
+
+
+def cases(name: str) -> set[str]:
+    return {case.upper() for case in re.findall(r"(?<=_)[a-jA-J]\d\d(?=_)", name)}
+
+
+def test_the_page_and_the_tests_agree():
+    found, listed = functions(), defaultdict(set)
+    rows = dict(ROW.findall((ROOT / "docs/field-cases.md").read_text(encoding="utf-8")))
+    for case, cell in rows.items():
+        for file, _, name in (entry.partition("::") for entry in re.findall(r"`(test_[^`]+)`", cell)):
+            assert not name or name in found[file], f"{case}: {file} has no {name}"
+            if not name:
+                listed[case].add(file)
+    written = defaultdict(set)
+    for file, names in found.items():
+        for case in rows.keys() & {c for name in names for c in cases(name)}:  # f16 is a number format
+            written[case].add(file)
+    assert listed == written
