@@ -1,4 +1,4 @@
-"""docs/field-cases.md names every test of a field case, and no other."""
+"""docs/field-cases.md knows every field case that has tests, and names no test that is not there."""
 
 from __future__ import annotations
 
@@ -37,4 +37,6 @@ def test_the_page_and_the_tests_agree():
     for file, names in found.items():
         for case in rows.keys() & {c for name in names for c in cases(name)}:  # f16 is a number format
             written[case].add(file)
-    assert listed == written
+    assert listed.keys() == written.keys()
+    for case, files in listed.items():
+        assert files <= written[case], case

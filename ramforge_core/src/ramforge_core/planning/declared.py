@@ -16,8 +16,7 @@ from ramforge_core.calibration import Calibration, DiskRate
 from ramforge_core.errors import BudgetTooSmallError, RamforgeError
 from ramforge_core.gguf import GGUF, TensorInfo
 from ramforge_core.kv import CHUNK_POSITIONS, KVLayout, KVType
-from ramforge_core.model import read_config
-from ramforge_core.model import cannot_run
+from ramforge_core.model import cannot_run, read_config
 from ramforge_core.planning.forecast import Speed, speed
 from ramforge_core.planning.plan import GIB, Outlook, Plan, StageShare
 from ramforge_core.plugins import Registry
