@@ -18,7 +18,8 @@ import pytest
 from ramforge_cli import main as cli_main
 from ramforge_cli.console import describe, one_line
 from ramforge_cli.exit_codes import EXIT_CODES, exit_code_of
-from ramforge_cli.main import BUILT_IN, cli
+from ramforge_cli.outputs import OutputError
+from ramforge_cli.program import BUILT_IN, cli
 from ramforge_core import errors
 from ramforge_core.testing.fake_install import fake_install
 
@@ -206,6 +207,7 @@ def failing(monkeypatch):
             1,
             r"ramforge: error: OSError: \[Errno 5\] I/O error: 'f' \(.*\)",
         ),
+        (OutputError("cannot write x: full"), 8, "ramforge: error: cannot write x: full"),
         (KeyboardInterrupt(), 130, "ramforge: interrupted"),
         (errors.Interrupted("stopped"), 130, "ramforge: interrupted"),
     ],
@@ -290,8 +292,9 @@ def test_one_line_and_describe():
     assert describe(errors.GGUFError("said")) == "said"
 
 
-def test_a_closed_pipe_ends_quietly(process):
-    reader = process("support", "--json")
+@pytest.mark.parametrize("arguments", [["support", "--json"], ["--help"]])
+def test_a_closed_pipe_ends_quietly(process, arguments):
+    reader = process(*arguments)
     reader.stdout.close()
     assert reader.wait(60) == 141
     assert reader.stderr.read() == b""
@@ -299,12 +302,50 @@ def test_a_closed_pipe_ends_quietly(process):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-def test_a_full_disk_under_stdout_is_one_line(process):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["support"], ["tokenize", "{m}", "--decode", "1"]]
+)
+def test_a_full_disk_under_stdout_is_one_line_and_exit_code_8(process, smollm2, arguments, unbuffered):
     with open("/dev/full", "wb") as full:
-        started = process("support", stdout=full)
+        started = process(
+            *(a.format(m=smollm2) for a in arguments), stdout=full, env={"PYTHONUNBUFFERED": unbuffered}
+        )
         _, err = started.communicate(timeout=60)
-    assert started.returncode == 1
-    assert re.fullmatch(rb"ramforge: error: OSError: .*No space left on device.*\n", err)
+    assert started.returncode == 8
+    assert err == b"ramforge: error: cannot write to stdout: No space left on device\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the error's text is that of POSIX")
+def test_a_stdout_that_is_no_output(process):
+    with open(os.devnull, "rb") as null:
+        started = process("--help", stdout=null)
+        _, err = started.communicate(timeout=60)
+    assert (started.returncode, err) == (
+        8,
+        b"ramforge: error: cannot write to stdout: Bad file descriptor\n",
+    )
+
+
+def test_a_fault_of_a_file_is_not_one_of_the_output(process, tmp_path):
+    """Only what the descriptor of stdout refuses is an error of the output."""
+    program = """
+import sys
+from ramforge_cli.main import main
+from ramforge_core import pull
+def fetch(*_):
+    raise OSError(28, "No space left on device")
+pull.fetch = fetch
+sys.exit(main(["pull", "x"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60)
+    assert done.returncode == 1
+
+
+def test_stdout_is_the_callers_again_afterwards():
+    program = "import sys; from ramforge_cli.main import main; a = sys.stdout; main(['--version']); print(sys.stdout is a)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == b"True"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="closes a descriptor of POSIX")
@@ -318,7 +359,8 @@ def test_a_closed_stdout_is_no_fault(process):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_asked_to_end_it_leaves_its_blocks_first(number, code, tmp_path):
     program = f"""
-import os, sys, time
+import os, signal, sys, time
+signal.signal({int(number)}, signal.SIG_DFL)  # the tests may run under nohup, and what is ignored is inherited
 from pathlib import Path
 from ramforge_cli.main import main
 from ramforge_core import pull
@@ -330,9 +372,57 @@ def fetch(*_):
 pull.fetch = fetch
 sys.exit(main(["pull", "x"]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=20)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (code, b"", b"")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal")
+@pytest.mark.parametrize("module", ["ramforge_cli.program", "click", "ramforge_cli.console", "ramforge_core"])
+@pytest.mark.parametrize("own", [True, False])
+def test_ctrl_c_during_the_imports_is_quiet(module, own):
+    program = f"""
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import ramforge_cli.main
+class Interrupting:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+sys.argv[1:] = ["support"]
+sys.exit(ramforge_cli.main.main({None if own else ["support"]}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal")
+def test_ctrl_c_while_python_cleans_up_is_quiet():
+    program = """
+import atexit, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from ramforge_cli.main import main
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.argv[1:] = ["--version"]
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (130, b"")
+    assert done.stdout.startswith(b"ramforge ")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a signal")
+@pytest.mark.parametrize("handler", ["signal.SIG_IGN", "signal.default_int_handler"])
+def test_called_from_python_it_leaves_the_handler_of_ctrl_c(handler):
+    program = f"""
+import signal
+from ramforge_cli.main import main
+signal.signal(signal.SIGINT, {handler})
+main(["--version"])
+assert signal.getsignal(signal.SIGINT) is {handler}
+"""
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
 
 
 # ------------------------------------------------------------------ commands of plugins

@@ -1,1 +1,1 @@
-"""The command line of RAMforge. Start at `ramforge_cli.main`; everything that computes is in ramforge_core."""
+"""The command line of RAMforge. Start at `ramforge_cli.program`; everything that computes is in ramforge_core."""

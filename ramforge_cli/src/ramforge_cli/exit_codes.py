@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import click
 
+from ramforge_cli.outputs import OutputError
 from ramforge_core import errors
 
 
@@ -45,6 +46,11 @@ EXIT_CODES = (
         "the answer could not be made or is wrong: logits that are no numbers or change with the memory budget, a chat "
         "template that fails, a full context",
         (errors.NonFiniteError, errors.VerificationError, errors.TemplateError, errors.ContextFullError),
+    ),
+    ExitCode(
+        8,
+        "the output could not be written: stdout, or a file that was asked for, does not take it",
+        (OutputError,),
     ),
     ExitCode(130, "it was interrupted (Ctrl-C)", (errors.Interrupted, KeyboardInterrupt, click.Abort)),
     ExitCode(

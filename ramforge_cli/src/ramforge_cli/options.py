@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
+from pathlib import Path
 from typing import Any
 
 import click
@@ -38,6 +39,22 @@ def debug_option(command: Any) -> Any:
         callback=_set_debug,
         help="Show tracebacks and debug messages.",
     )(command)
+
+
+class OutputFile(click.ParamType):
+    """A file that is to be written: what cannot be one is told before the work."""
+
+    name = "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        file = Path(value)
+        if value in ("", "-"):
+            self.fail(f"{value!r} is no file; give the name of one, stdout is the result's", param, ctx)
+        if file.is_dir():
+            self.fail(f"{value!r} is a folder; give the name of a file", param, ctx)
+        if not file.absolute().parent.is_dir():
+            self.fail(f"there is no folder {str(file.absolute().parent)!r}", param, ctx)
+        return file
 
 
 def ram_option(command: Any) -> Any:

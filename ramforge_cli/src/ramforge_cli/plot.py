@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from ramforge_cli.outputs import write_file
 
 if TYPE_CHECKING:
     from ramforge_core.planning import Outlook, Plan
@@ -19,8 +22,6 @@ def require(file: Path) -> None:
     """Raises UsageError if nothing could be drawn there, before anything is measured."""
     if file.suffix.lower() not in _FORMATS:
         raise click.BadParameter(f"{file.name} ends with none of {', '.join(_FORMATS)}", param_hint="--plot")
-    if not file.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {file.absolute().parent}", param_hint="--plot")
     if find_spec("matplotlib") is None:
         raise click.UsageError("--plot needs matplotlib; install it with: pip install 'ramforge-cli[plot]'")
 
@@ -28,8 +29,6 @@ def require(file: Path) -> None:
 def draw(file: Path, points: Sequence[Outlook], plan: Plan) -> None:
     """Tokens per second against the budget, the planned budget marked."""
     from matplotlib.figure import Figure
-
-    from ramforge_core.files import atomic_write
 
     mib = [p.ram_bytes / 2**20 for p in points]
     figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -43,5 +42,6 @@ def draw(file: Path, points: Sequence[Outlook], plan: Plan) -> None:
     axes.set_ylabel("tokens per second")
     axes.set_title(f"{Path(plan.path).name}, context {plan.context}", parse_math=False)
     axes.grid(visible=True, alpha=0.3)
-    with atomic_write(file) as out:
-        figure.savefig(out, format=file.suffix[1:].lower())
+    image = io.BytesIO()
+    figure.savefig(image, format=file.suffix[1:].lower())
+    write_file(file, image.getvalue())

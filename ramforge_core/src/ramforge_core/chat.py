@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ramforge_core.template_sandbox import SandboxedTemplate
     from ramforge_core.tokenizer import Tokenizer
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("ramforge")
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 _SPECIAL_TOKENS = {
@@ -38,6 +38,8 @@ _SPECIAL_TOKENS = {
 }
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MARKER = re.compile(r"<[^<>\s]{1,64}>|\[/?[A-Z_]{2,32}\]")
+_TIME_FLAGS = re.compile(r"%([^A-Za-z%]*)[A-Za-z%]?")
+_MAX_TIME_FORMAT = 256
 _PROBE = ("first question", "first answer", "second question")
 
 Message = Mapping[str, Any]
@@ -149,11 +151,12 @@ class ChatTemplate:
             return ()
         line = next((part.strip() for part in tail.splitlines() if part.strip()), "")
         stops = tuple(dict.fromkeys(_MARKER.findall(tail))) or ((line,) if line else ())
-        _log.warning(
-            "the chat template ends a turn with %r, which is no control token of this vocabulary; "
-            "answers are ended at that text instead",
-            stops[0] if stops else tail,
-        )
+        if stops:
+            _log.warning(
+                "the chat template ends a turn with %r, which is no control token of this vocabulary; "
+                "answers are ended at that text instead",
+                stops[0],
+            )
         return stops
 
     def _after_answer(self) -> str:
@@ -181,7 +184,7 @@ class ChatTemplate:
                 "tools": others.mark(tools, sentinel) if tools else None,
                 "documents": None,
                 "add_generation_prompt": add_generation_prompt,
-                "strftime_now": lambda style: (now or datetime.now()).strftime(style),
+                "strftime_now": lambda style: _strftime(now or datetime.now(), style),
                 **self.special_tokens,
             },
             sum(map(len, said)),
@@ -212,6 +215,18 @@ class ChatTemplate:
         written = {marker for source in self.sources.values() for marker in _MARKER.findall(source)}
         tokens = {marker for marker in written if self.tokenizer.token_id(marker) is not None}
         return _Guard(controls), _Guard([*controls, *sorted(tokens)])
+
+
+def _strftime(now: datetime, style: str) -> str:
+    """The time for a template, which may not ask for a width (glibc's ``%9999d``) or a long text."""
+    if isinstance(style, str):
+        if len(style) > _MAX_TIME_FORMAT:
+            raise ValueError(
+                f"strftime_now wants a format of at most {_MAX_TIME_FORMAT} characters, got {len(style)}"
+            )
+        if any(re.search(r"\d", flags) for flags in _TIME_FLAGS.findall(style)):
+            raise ValueError(f"strftime_now wants a format without widths, got {style!r}")
+    return now.strftime(style)
 
 
 class _Guard:

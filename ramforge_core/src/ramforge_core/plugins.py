@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from threading import RLock
 from types import MappingProxyType
@@ -68,13 +69,21 @@ FAMILIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """First-party distributions that are not named after their keys: only to say what to install."""
 
 
+_PLAIN_KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
+
+
 def package_for(kind: str, key: str) -> str | None:
-    """The name of the package that provides, or would provide, this key."""
+    """The name of the package that provides, or would provide, this key; None if no package could be named so.
+
+    A key may come from a file, which may hold anything: nothing but a plain name becomes advice.
+    """
+    if not _PLAIN_KEY.fullmatch(key):
+        return None
     for package, keys in FAMILIES.get(kind, {}).items():
         if key in keys:
             return package
     prefix = PREFIXES.get(kind)
-    return prefix + normalise(key) if prefix and key else None
+    return prefix + normalise(key) if prefix else None
 
 
 class Registry:
@@ -304,7 +313,7 @@ class Registry:
         raise BackendError(f"no backend can work on this machine: {'; '.join(why)}")
 
     def _unknown(self, kind: str, key: str | None, ggml_type: int | None = None) -> str:
-        what = f"{NOUNS[kind]} {key!r}" if key is not None else "quant format"
+        what = f"{NOUNS[kind]} {_shown(key)}" if key is not None else "quant format"
         if ggml_type is not None:
             what += f" of ggml type {ggml_type}"
         text = f"no installed plugin provides {what}; {self._known(kind)}"
@@ -377,6 +386,11 @@ def unavailable(backend: Backend) -> str | None:
         return backend.available()
     except Exception as error:  # a driver that fails to load is a reason like any other
         return one_line(error)
+
+
+def _shown(key: str) -> str:
+    """A key in quotes, without what could steer a terminal, and not a page of it: files hold anything."""
+    return repr(key if len(key) <= 80 else f"{key[:80]}...")
 
 
 def _broken(failure: PluginFailure) -> PluginLoadError:

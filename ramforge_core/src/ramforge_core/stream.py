@@ -64,8 +64,11 @@ class Stream:
     stats: StreamStats = field(factory=StreamStats)
     _slot_bytes: int = field(init=False)
     _threads: list[threading.Thread] = field(factory=list, init=False, repr=False)
-    _changed: threading.Condition = field(factory=threading.Condition, init=False, repr=False)
-    # All of these are guarded by _changed. Reads are numbered on and on; number n is read n % len(reads) in slot
+    # One lock, and a condition for each side: waking threads that have nothing to do costs more than a read's copy.
+    _lock: threading.Lock = field(factory=threading.Lock, init=False, repr=False)
+    _arrived: threading.Condition = field(init=False, repr=False)
+    _free: threading.Condition = field(init=False, repr=False)
+    # All of these are guarded by _lock. Reads are numbered on and on; number n is read n % len(reads) in slot
     # n % slots.
     _asked: int = field(default=0, init=False)
     _taken: int = field(default=0, init=False)
@@ -77,6 +80,7 @@ class Stream:
     _closed: bool = field(default=False, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self._arrived, self._free = threading.Condition(self._lock), threading.Condition(self._lock)
         self._slot_bytes = len(self.memory) // self.slots
         for i in range(min(READERS, self.slots, len(self.reads))):
             thread = threading.Thread(target=self._read_on, name=f"ramforge-read-{i}", daemon=True)
@@ -85,22 +89,22 @@ class Stream:
 
     def begin(self) -> None:
         """A pass begins: the next read taken is the first of the order. Raises Interrupted after `close`."""
-        with self._changed:
+        with self._lock:
             within = self._taken % max(1, len(self.reads))
             if self._halted or within or self._taken != self._given_back:
                 self._halted = True
                 while self._busy:
-                    self._changed.wait()
+                    self._arrived.wait()
                 if self._closed:
                     raise Interrupted("the model was closed")
                 self._asked = self._taken = self._given_back = 0
                 self._done.clear()
                 self._halted = False
-                self._changed.notify_all()
+                self._free.notify_all()
 
     def ready(self) -> bool:
         """Whether `take` would return at once."""
-        with self._changed:
+        with self._lock:
             return self._taken in self._done
 
     def take(self) -> tuple[Read, NDArray[np.uint8]]:
@@ -108,10 +112,10 @@ class Stream:
 
         Raises what the reading thread met, or Interrupted when `halt` was called.
         """
-        with self._changed:
+        with self._lock:
             began = time.perf_counter()
             while self._taken not in self._done and not self._halted:
-                self._changed.wait()
+                self._arrived.wait()
             self.stats.stall_s += time.perf_counter() - began
             if self._halted:
                 raise Interrupted("the pass was stopped while it waited for the disk")
@@ -125,20 +129,21 @@ class Stream:
 
     def give_back(self) -> None:
         """The window of the oldest read taken may be filled anew."""
-        with self._changed:
+        with self._lock:
             self._given_back += 1
-            self._changed.notify_all()
+            self._free.notify()
 
     def halt(self) -> None:
         """Wake whoever waits in `take`; the next `begin` starts the order anew."""
-        with self._changed:
+        with self._lock:
             self._halted = True
-            self._changed.notify_all()
+            self._arrived.notify_all()
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
             self._closed = self._halted = True
-            self._changed.notify_all()
+            self._arrived.notify_all()
+            self._free.notify_all()
         for thread in self._threads:
             thread.join()
         self.memory = self.memory[:0].copy()
@@ -155,9 +160,9 @@ class Stream:
     def _read_on(self) -> None:
         """What each reader thread does."""
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._closed and (self._halted or not self._may_ask()):
-                    self._changed.wait()
+                    self._free.wait()
                 if self._closed:
                     return
                 number = self._asked
@@ -169,13 +174,14 @@ class Stream:
                 self.source.read_window(read, window)
             except Exception as caught:  # handed to whoever takes this read
                 error = caught
-            with self._changed:
+            with self._lock:
                 self._note_busy(-1)
                 if not self._halted:
                     self._done[number] = error
                 if error is None:
                     self._count(number, read)
-                self._changed.notify_all()
+                if number == self._taken or self._halted:
+                    self._arrived.notify_all()
 
     def _note_busy(self, more: int) -> None:
         now = time.perf_counter()

@@ -2,16 +2,14 @@
 
 A template comes out of a file that anybody may have made, so it is foreign code. Jinja2's immutable sandbox keeps it
 away from Python's insides; `Meter` keeps it from running for ever or filling the memory. This module knows nothing of
-messages or tokens, and it is the only one that imports Jinja2: import it late.
+messages or tokens; it and the meter are the only ones that import Jinja2: import them late.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import threading
-import time
-from collections.abc import Callable, ItemsView, Iterable, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, ClassVar, NoReturn
 
@@ -25,126 +23,27 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from ramforge_core.errors import TemplateError
+from ramforge_core.errors import OutOfMemoryError, TemplateError
+from ramforge_core.template_meter import ELEMENT_COST, GLANCE_COST, STEP_COST, Meter, Overrun
 
-MAX_SOURCE = 1 << 20
+MAX_SOURCE = 1 << 18
 """Characters in a template. The longest one in circulation has about 20,000."""
-BASE_ALLOWANCE = 20_000_000
-"""Units of work that a render may spend, to which `ALLOWANCE_PER_CHARACTER` of the input is added."""
-ALLOWANCE_PER_CHARACTER = 100
-STEP_COST = 100
-"""Units for a loop's turn or a call; each character that is made costs one more."""
-ELEMENT_COST = 20
-"""Units for an element of a list or mapping that is looked at."""
-MAX_SECONDS = 10.0
-MAX_INTEGER_BITS = 4096
-MAX_FORMAT_FIELD = re.compile(r"[{%][^{}%]*(?:\*|\d{7,}|:[^{}]*\{)")
-"""A format string that asks for a field of a million characters, or for a width that only an argument tells."""
-GROWING = frozenset(
-    {"join", "center", "ljust", "rjust", "zfill", "expandtabs", "translate", "indent", "wordwrap", "tojson"}
-    | {"batch", "slice", "xmlattr", "urlize"}
-)
-"""Methods and filters whose result may be as long as the product of what they are given."""
+MAX_REASON = 500
+"""Characters of an error's own text, which a template may choose, that are passed on."""
+UNSAFE_METHODS = frozenset({"encode", "decode", "to_bytes", "from_bytes"})
+"""Methods that a prompt has no use for; some codecs take quadratic time, and integers fill any number of bytes."""
 
 
 class TemplateRefusal(TemplateError):
     """The template itself called ``raise_exception``."""
 
 
-class _Overrun(jinja2.TemplateRuntimeError):
-    """The meter ran out."""
-
-
 class _Refusal(jinja2.TemplateError):
     """What ``raise_exception`` raises inside Jinja2."""
 
 
-class Meter:
-    """What one render has left to spend.
-
-    Every value that a template makes is measured, so that nothing it holds ever unfolds to more than ``allowance``
-    characters (a list that holds a list twice, sixty deep, takes no memory until it is printed). The sandbox makes
-    values immutable, except namespaces, and those may not hold each other; so a value never grows once it is measured.
-    Results that would be large are refused before they are made.
-    """
-
-    def __init__(self, allowance: int) -> None:
-        self.allowance = allowance
-        self.left = allowance
-        self.deadline = time.monotonic() + MAX_SECONDS
-
-    def overrun(self, what: str) -> NoReturn:
-        raise _Overrun(f"it {what}")
-
-    def spend(self, units: int) -> None:
-        self.left -= units
-        if self.left < 0 or time.monotonic() > self.deadline:
-            self.overrun("does not come to an end in the work that a chat template may take")
-
-    def expect(self, n_characters: int) -> None:
-        """Refuse a result before it is made."""
-        if n_characters > self.allowance:
-            self.overrun("makes a value that is larger than a chat prompt can be")
-
-    def size(self, value: object) -> int:
-        """Characters and elements that a value unfolds to, at least 1."""
-        total, stack = 1, [value]
-        while stack:
-            item = stack.pop()
-            parts: Sequence[object] = ()
-            if isinstance(item, (str, bytes)):
-                total += len(item)
-            elif isinstance(item, Mapping):
-                parts = (*item.keys(), *item.values())
-            elif isinstance(item, (list, tuple, set, frozenset, KeysView, ValuesView, ItemsView)):
-                parts = tuple(item)
-            elif isinstance(item, range):
-                total += len(item) * len(str(item.stop))
-            elif isinstance(item, Namespace):
-                if item is not value:
-                    self.overrun("nests namespaces")
-                parts = tuple(getattr(item, "_Namespace__attrs").values())  # noqa: B009 (a private name)
-            elif isinstance(item, int) and item.bit_length() > MAX_INTEGER_BITS:
-                self.overrun("makes an absurdly large number")
-            total += len(parts)
-            self.expect(total)
-            if parts:
-                self.spend(ELEMENT_COST * len(parts))
-                stack.extend(parts)
-        return total
-
-    def before(self, name: str, operands: Sequence[object]) -> None:
-        """Foresee how long the result of a call, filter or operator may be."""
-        self.spend(STEP_COST)
-        first = operands[0] if operands else None
-        if name == "replace" and len(operands) >= 3:
-            text, old, new = map(str, operands[:3])
-            self.expect(len(text) + text.count(old) * len(new))
-        elif name in ("format", "format_map", "%") and isinstance(first, str):
-            if MAX_FORMAT_FIELD.search(first):
-                self.overrun("formats a field of an absurd or unknown width")
-            self.expect(
-                len(first) + (first.count("{") + first.count("%")) * sum(map(self.size, operands[1:]))
-            )
-        elif name in GROWING or (name == "*" and not all(isinstance(o, (int, float)) for o in operands)):
-            product = 1
-            for operand in operands:
-                product *= max(1, abs(operand)) if isinstance(operand, int) else self.size(operand)
-            self.expect(product)
-        elif name == "**" and all(isinstance(o, int) for o in operands):
-            base, exponent = (abs(int(str(o))) for o in operands)
-            if base.bit_length() * exponent > MAX_INTEGER_BITS:
-                self.overrun("makes an absurdly large number")
-
-    def after(self, result: object) -> None:
-        """Measure and charge a result."""
-        self.size(result)
-        if isinstance(result, (str, bytes)):
-            self.spend(len(result))
-
-
 class _Metered(NodeTransformer):
-    """Puts the meter where Jinja2 has no hook for it: loops, ``~`` and literals."""
+    """Puts the meter where Jinja2 has no hook for it: loops, comparisons, slices, ``*args``, ``~`` and literals."""
 
     @staticmethod
     def _call(name: str, args: list[Any], at: nodes.Node) -> nodes.Call:
@@ -158,6 +57,24 @@ class _Metered(NodeTransformer):
         if node.test is not None:
             node.test = nodes.And(self._call("tick", [], node), node.test).set_lineno(node.lineno)
         return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Expr:
+        self.generic_visit(node)
+        seen = nodes.And(self._call("glance", [], node), node)
+        seen.set_lineno(node.lineno)
+        return seen
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        self.generic_visit(node)
+        return self._call("sliced", [node], node) if isinstance(node.arg, nodes.Slice) else node
+
+    def visit_Call(self, node: Any) -> Any:
+        self.generic_visit(node)
+        if node.dyn_args is not None:
+            node.dyn_args = self._call("elements", [node.dyn_args], node)
+        return node
+
+    visit_Filter = visit_Test = visit_Call
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
         self.generic_visit(node)
@@ -203,28 +120,56 @@ class _Environment(ImmutableSandboxedEnvironment):
         # Jinja2 waits until the forbidden thing is used; a template that only tries is refused as well
         raise SecurityError(f"access to attribute {attribute!r} of {type(obj).__name__!r}")
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        unsafe = attr in UNSAFE_METHODS and isinstance(obj, (str, bytes, int, type))
+        return not unsafe and super().is_safe_attribute(obj, attr, value)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        self.meter.spend(1)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        self.meter.spend(1)  # filters come here as well, for each part of a path and each element
+        return super().getitem(obj, argument)
+
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
+        if owner is __self:  # one of those below, which measure what they do
+            return __obj(*args, **kwargs)
         args = tuple(map(_settled, args))
-        operands = (*args, *kwargs.values())
-        if isinstance(owner, (str, bytes, list, dict, tuple)):
-            operands = (owner, *operands)
-        __self.meter.before(getattr(__obj, "__name__", ""), operands)
+        operands = (owner, *args) if isinstance(owner, (str, bytes, list, dict, tuple)) else args
+        __self.meter.before(getattr(__obj, "__name__", ""), operands, kwargs)
         result = super().call(__context, __obj, *args, **kwargs)
         __self.meter.after(result)
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        self.meter.before(operator, (left, right))
+        self.meter.before(operator, (left, right), {})
         result = super().call_binop(context, operator, left, right)
         self.meter.after(result)
         return result
 
     def tick(self) -> bool:
-        return True  # being called is what costs
+        self.meter.spend(STEP_COST)
+        return True
+
+    def glance(self) -> bool:
+        self.meter.spend(GLANCE_COST)
+        return True
 
     def literal(self, value: object) -> object:
-        return value  # measured as the result of a call
+        self.meter.spend(STEP_COST)
+        self.meter.after(value)
+        return value
+
+    def sliced(self, value: Any) -> Any:
+        self.meter.spend(STEP_COST + len(value))  # a part of something that has been measured
+        return value
+
+    def elements(self, values: Any) -> Any:
+        values = _settled(values)
+        self.meter.spend(ELEMENT_COST * len(values))
+        return values
 
     def hold(self, value: object) -> object:
         if isinstance(value, Namespace):
@@ -232,7 +177,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         return value
 
     def concatenate(self, *parts: object) -> str:
-        return "".join(map(str, parts))
+        n_characters = 0
+        for part in parts:
+            n_characters += self.meter.size(part)
+            self.meter.expect(n_characters)
+        text = "".join(map(str, parts))
+        self.meter.spend(STEP_COST + len(text))
+        return text
 
     def concat(self, parts: Iterable[str]) -> str:
         held, n_characters = [], 0
@@ -254,10 +205,19 @@ def _metered_filter(environment: _Environment, name: str, function: Callable[...
     def run(*args: Any, **kwargs: Any) -> Any:
         args = tuple(map(_settled, args))
         first = 0 if getattr(function, "jinja_pass_arg", None) is None else 1  # that one is a context
-        environment.meter.before(name, (*args[first:], *kwargs.values()))
+        environment.meter.before(name, args[first:], kwargs)
         result = function(*args, **kwargs)
         environment.meter.after(result)
         return result
+
+    return run
+
+
+def _metered_test(environment: _Environment, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        environment.meter.spend(GLANCE_COST)
+        return function(*args, **kwargs)
 
     return run
 
@@ -284,7 +244,7 @@ def _environment() -> _Environment:
     environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols]
     )
-    environment.meter = Meter(BASE_ALLOWANCE)
+    environment.meter = Meter(0)
 
     @pass_context  # a finalizer that wants the context keeps the compiler from working out constants
     def finalize(_context: Context, value: object) -> object:
@@ -295,6 +255,8 @@ def _environment() -> _Environment:
     environment.filters["tojson"] = _tojson
     for name, function in list(environment.filters.items()):
         environment.filters[name] = _metered_filter(environment, name, function)
+    for name, test in list(environment.tests.items()):
+        environment.tests[name] = _metered_test(environment, test)
     environment.globals["raise_exception"] = _raise_exception
     del environment.globals["lipsum"]
     return environment
@@ -319,10 +281,10 @@ class SandboxedTemplate:
         input_characters : length of all that the variables hold; a long chat may cost more than a short one.
 
         Raises TemplateRefusal with the template's own message when it calls ``raise_exception``, TemplateError when
-        it is faulty, unsafe or does not come to an end.
+        it is faulty, unsafe or does not come to an end, OutOfMemoryError when the machine has no memory for it.
         """
         with self._lock:
-            self._environment.meter = Meter(BASE_ALLOWANCE + ALLOWANCE_PER_CHARACTER * input_characters)
+            self._environment.meter = Meter(input_characters)
             return str(self._guarded(lambda: self._template.render(variables)))
 
     @staticmethod
@@ -330,16 +292,28 @@ class SandboxedTemplate:
         try:
             return work()
         except _Refusal as error:
-            raise TemplateRefusal(f"the model's chat template refuses these messages: {error}") from error
+            raise TemplateRefusal(
+                f"the model's chat template refuses these messages: {_reason(error)}"
+            ) from error
         except SecurityError as error:
-            raise TemplateError(f"the model's chat template is unsafe, it tries {error}; refused") from error
+            raise TemplateError(
+                f"the model's chat template is unsafe, it tries {_reason(error)}; refused"
+            ) from error
         except jinja2.TemplateSyntaxError as error:
             raise TemplateError(
                 f"the model's chat template is faulty in line {error.lineno}: {error.message}"
             ) from error
-        except _Overrun as error:
+        except Overrun as error:
             raise TemplateError(f"the model's chat template was stopped: {error}") from error
-        except Exception as error:  # foreign code can raise anything
-            raise TemplateError(
-                f"the model's chat template fails: {error or type(error).__name__}"
+        except MemoryError as error:
+            raise OutOfMemoryError(
+                "the memory does not suffice to render the model's chat template; free some, or use the model without "
+                "its template"
             ) from error
+        except Exception as error:  # foreign code can raise anything
+            raise TemplateError(f"the model's chat template fails: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    text = str(error) or type(error).__name__
+    return text if len(text) <= MAX_REASON else text[:MAX_REASON] + "..."

@@ -13,7 +13,8 @@ import click
 
 from ramforge_cli.console import Progress, say
 from ramforge_cli.inputs import read_text
-from ramforge_cli.options import debug_option, ram_option
+from ramforge_cli.options import OutputFile, debug_option, ram_option
+from ramforge_cli.outputs import write_file
 
 if TYPE_CHECKING:
     from ramforge_core.api import LanguageModel
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ramforge")
 _HOW = "give it with -p TEXT, or pipe it in"
+_EMPTY = f"the prompt is empty: {_HOW}"
 
 
 def _tokens(n: float) -> str:
@@ -91,7 +93,7 @@ def _tokens(n: float) -> str:
 )
 @click.option(
     "--stats-json",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Write all of that as JSON.",
 )
@@ -118,10 +120,8 @@ def run(
     text = read_text(prompt, _HOW)
     if prompt in (None, "-"):
         text = text.removesuffix("\n").removesuffix("\r")  # of `echo` and of editors, not the writer's
-    if stats_json is not None and not stats_json.absolute().parent.is_dir():
-        raise click.BadParameter(
-            f"there is no folder {stats_json.absolute().parent}", param_hint="--stats-json"
-        )
+    if not text and not (prompt == "" and generation["raw"]):
+        raise click.UsageError(_EMPTY)
 
     import ramforge_core
     from ramforge_core.profile import Profile
@@ -138,6 +138,8 @@ def run(
             profile=Profile() if profile else None,
         )
     with opened as m:
+        if not text and not (m.tokenizer.add_bos and m.tokenizer.bos_id is not None):
+            raise click.UsageError(f"{_EMPTY}; this vocabulary has no token that begins a text, either")
         with Progress("reading the prompt", _tokens) as reading:
             answer = m.generate(text, progress=reading, **generation)
             pieces = iter(answer)
@@ -186,8 +188,6 @@ def _tell(m: LanguageModel, answer: Generation, verbose: bool, profile: bool, me
 
 def _write_stats(file: Path, model: str, m: LanguageModel, answer: Generation) -> None:
     from ramforge_core import reports
-    from ramforge_core.files import atomic_write
 
     facts = {"model": model, **reports.everything(m, answer)}
-    with atomic_write(file) as out:
-        out.write(json.dumps(facts, indent=2).encode() + b"\n")
+    write_file(file, json.dumps(facts, indent=2).encode() + b"\n")

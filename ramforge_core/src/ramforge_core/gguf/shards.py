@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,6 +14,8 @@ from ramforge_core.errors import GGUFError, MetadataError, ModelNotFoundError, T
 from ramforge_core.gguf.reader import Header, read_header
 
 MAX_SHARDS = 99999
+_SHOWN = 5
+"""So many names or problems stand in a message, and how many more there are."""
 _SHARD_NAME = re.compile(
     r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<end>\.gguf)$", re.IGNORECASE
 )
@@ -75,9 +78,30 @@ def find_model(path: Path, *, allow_incomplete: bool) -> Found:
             return Found([given], given.incomplete, list(given.warnings))
         if named is None:
             return _gather(path, given, _files_by_header(path, split), allow_incomplete=allow_incomplete)
+    return _gather(path, given, _files_by_name(path, named), allow_incomplete=allow_incomplete)
+
+
+def _shard_names(named: re.Match[str]) -> list[str]:
+    """The names of all shards, from that of one."""
     numbers = range(1, int(named["count"]) + 1)
-    names = [f"{named['stem']}-{number:05d}-of-{named['count']}{named['end']}" for number in numbers]
-    return _gather(path, given, [path.with_name(name) for name in names], allow_incomplete=allow_incomplete)
+    return [f"{named['stem']}-{number:05d}-of-{named['count']}{named['end']}" for number in numbers]
+
+
+def _files_by_name(path: Path, named: re.Match[str]) -> list[Path]:
+    """All shards, there or not; what does not lie beside a link is taken from beside its target, if it is there."""
+    files = [path.with_name(name) for name in _shard_names(named)]
+    others = _beside_target(path, len(files))
+    return [b if b is not None and not a.exists() else a for a, b in zip(files, others, strict=True)]
+
+
+def _beside_target(path: Path, count: int) -> list[Path | None]:
+    """The shards beside the file that a link leads to, by that file's name; None for those that are not there."""
+    target = Path(os.path.realpath(path))
+    named = _SHARD_NAME.match(target.name)
+    if not path.is_symlink() or named is None or int(named["count"]) != count:
+        return [None] * count
+    files = [target.with_name(name) for name in _shard_names(named)]
+    return [file if file.exists() else None for file in files]
 
 
 def _model_in_folder(folder: Path) -> Path:
@@ -121,7 +145,10 @@ def _one_split_model(files: list[Path]) -> bool:
 
 
 def _files_by_header(path: Path, wanted: _Split) -> list[Path | None]:
-    """Shards that have been renamed: found by what they say of themselves among the files of the folder."""
+    """Shards that have been renamed: found by what they say of themselves among the files of the folder.
+
+    Of a link's target the names are asked.
+    """
     files: list[Path | None] = [None] * wanted.count
     files[wanted.number] = path
     for file in _gguf_files(path.parent):
@@ -132,7 +159,8 @@ def _files_by_header(path: Path, wanted: _Split) -> list[Path | None]:
             and files[split.number] is None
         ):
             files[split.number] = file
-    return files
+    others = _beside_target(path, wanted.count)
+    return [b if a is None else a for a, b in zip(files, others, strict=True)]
 
 
 def _gather(
@@ -141,9 +169,10 @@ def _gather(
     """Read all shards, put them in order, and list everything that is wrong with any of them at once (A19)."""
     problems: list[str] = []
     headers: dict[int, Header] = {}
+    absent = [f"shard {number}" for number, file in enumerate(files, 1) if file is None]
+    missing: list[str] = []
     for number, file in enumerate(files):
         if file is None:
-            problems.append(f"shard {number + 1} is in no .gguf file of the folder")
             continue
         try:
             if given is None or file != path:
@@ -151,10 +180,15 @@ def _gather(
             else:
                 headers[number] = given
         except ModelNotFoundError:
-            problems.append(f"{file.name} is missing")
+            missing.append(file.name)
         except GGUFError as error:
             problems.append(str(error))
-    problems += _drop_foreign(headers, len(files))
+    problems = [
+        *_said_of(missing, "missing"),
+        *_said_of(absent, "in no .gguf file of the folder"),
+        *problems,
+        *_drop_foreign(headers, len(files)),
+    ]
     problems += [header.incomplete for header in headers.values() if header.incomplete]
     _check_double_tensors(headers.values())
     held = sum(len(header.tensors) for header in headers.values())
@@ -240,7 +274,12 @@ def _warnings(path: Path, headers: Iterable[Header]) -> list[str]:
     return out
 
 
-def _some(problems: list[str]) -> str:
-    """All problems in one line, but not thousands."""
-    shown = "; ".join(problems[:20])
-    return shown if len(problems) <= 20 else f"{shown}; and {len(problems) - 20} more"
+def _some(items: list[str], separator: str = "; ") -> str:
+    """All in one line, but not thousands."""
+    shown = separator.join(items[:_SHOWN])
+    return shown if len(items) <= _SHOWN else f"{shown}{separator}and {len(items) - _SHOWN} more"
+
+
+def _said_of(names: list[str], what: str) -> list[str]:
+    """That one is, or several are, something; nothing of none."""
+    return [f"{_some(names, ', ')} {'is' if len(names) == 1 else 'are'} {what}"] if names else []

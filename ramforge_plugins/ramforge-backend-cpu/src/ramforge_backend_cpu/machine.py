@@ -13,7 +13,7 @@ from attrs import frozen
 from ramforge_core.errors import BackendError
 from ramforge_core.system import default_threads
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("ramforge")
 
 ISA_VARIABLE = "RAMFORGE_ISA"
 
@@ -67,13 +67,19 @@ def chosen_isa() -> str:
     return wanted
 
 
+@cache
+def warn_once(text: str) -> None:
+    """A model is compiled several times, on trial to learn its memory: whoever opens it is told once."""
+    log.warning("%s", text)
+
+
 def chosen_threads(asked: int) -> int:
     """``asked``, but not more than there are processors for this process; 0 for the default."""
     if asked < 1:
         return default_threads()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if asked > usable:
-        log.warning(
-            "%d threads are asked for, but only %d processors may be used: %d threads", asked, usable, usable
+        warn_once(
+            f"{asked} threads are asked for, but only {usable} processors may be used: {usable} threads"
         )
     return min(asked, usable)

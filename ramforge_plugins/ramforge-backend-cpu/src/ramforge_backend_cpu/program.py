@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 from attrs import define, field
 from numpy.typing import NDArray
 
-from ramforge_backend_cpu.machine import native
+from ramforge_backend_cpu.machine import native, warn_once
 from ramforge_backend_cpu.units import Unit, UnitList, build_units
 from ramforge_core.backend import Batch, Control, Limits, Program, Step, WeightSpec
 from ramforge_core.errors import BackendError, Interrupted, OutOfMemoryError, ParameterError, ShapeError
@@ -20,8 +20,6 @@ from ramforge_core.kv import CHUNK_POSITIONS, KVCache
 from ramforge_core.memory import allocate
 from ramforge_core.quant import KERNEL_ABI, KernelFunctions, Packing
 from ramforge_core.rope import rope_frequencies
-
-log = logging.getLogger(__name__)
 
 _DECODE_VALUES = 1 << 20
 """Weights without kernels are decoded in slabs of about this many values."""
@@ -48,6 +46,11 @@ class CpuProgram(Program):
     _process: int = field(factory=os.getpid, init=False, repr=False)
     _alive: dict[str, Any] = field(factory=dict, init=False, repr=False)
     """Whatever the tables point to."""
+    _given: tuple[Batch, Sequence[KVCache], NDArray[np.float32], Control] | None = field(
+        default=None, init=False, repr=False
+    )
+    """Arguments that the C part is pointed to."""
+    _unbound: set[str] = field(init=False, repr=False)
     _bound: dict[str, NDArray[Any]] = field(factory=dict, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -55,12 +58,17 @@ class CpuProgram(Program):
         self.steps = [Step(stage.name, i, op_weights(op)) for i, (stage, op) in enumerate(stages)]
         matrices = [op.weight for _, op in stages if isinstance(op, (Linear, Embed))]
         self._kernels = {name: self._pick(name) for name in dict.fromkeys(matrices)}
-        if plain := [name for name, (_, functions) in self._kernels.items() if functions is None]:
-            formats = ", ".join(sorted({self.specs[name].format.name for name in plain}))
-            log.info(
-                "no kernels for %s: %d weights are kept decoded to float32, and slower", formats, len(plain)
+        plain = Counter(
+            self.specs[weight].format.name
+            for weight, (_, functions) in self._kernels.items()
+            if functions is None
+        )
+        for name, count in sorted(plain.items()):
+            warn_once(
+                f"no kernels for {name}: {count} weights are kept decoded to float32, which is larger and slower"
             )
         self._list = build_units(self.graph, {name: packing for name, (packing, _) in self._kernels.items()})
+        self._unbound = {name for step in self.steps for name in step.weights}
         self._readers = {}
         for i, unit in enumerate(self._list.units):
             for name in op_weights(unit.op) if unit.op is not None else ():
@@ -199,6 +207,7 @@ class CpuProgram(Program):
                 )
             keep = name in self._kernels and self._kernels[name][1] is not None
             self._bound[name] = data if keep else _decoded(spec, data)
+        self._unbound.difference_update(weights)
         for i in dict.fromkeys(i for name in weights for i in self._readers.get(name, ())):
             self._point(self._units[i], self._list.units[i])
 
@@ -238,13 +247,31 @@ class CpuProgram(Program):
         steps: range | None = None,
     ) -> None:
         steps = range(len(self.steps)) if steps is None else steps
-        self._check(batch, caches, logits, steps)
+        given = (batch, caches, logits, control)
+        if steps.start == 0 or self._given is None or any(a is not b for a, b in zip(given, self._given, strict=True)):
+            self._prepare(batch, caches, logits, control)
+        if self._unbound and (missing := self._unbound & {w for i in steps for w in self.steps[i].weights}):
+            raise ParameterError(f"weight {min(missing)!r} is not bound")
         ffi, run = native().ffi, self._run
         run.first, run.last = self._first_unit[steps.start], self._first_unit[steps.stop]
-        ffi.memmove(run.next_task, bytes(8 * len(self._list.units)), 8 * len(self._list.units))
+        n_bytes = 8 * (run.last - run.first)
+        ffi.memmove(run.next_task + run.first, bytes(n_bytes), n_bytes)
+        result = native().lib.rf_pool_run(self._pool, run)
+        if result == native().lib.RF_STOPPED:
+            raise Interrupted("the pass was stopped")
+        if result < 0:
+            unit = self._list.units[-1 - result]
+            raise BackendError(f"a kernel refused its arguments in step {unit.step}, op {unit.op}")
+
+    def _prepare(
+        self, batch: Batch, caches: Sequence[KVCache], logits: NDArray[np.float32], control: Control
+    ) -> None:
+        """Point the C part to a batch. Once per pass, of which a streamed model runs hundreds of pieces."""
+        self._given = None
+        self._check(batch, caches, logits)
+        ffi, run = native().ffi, self._run
         wanted = np.flatnonzero(batch.wanted)
-        addresses = [chunk.ctypes.data for cache in caches for chunk in cache.chunks]
-        chunks = np.array(addresses, np.uintp)
+        chunks = np.array([chunk.ctypes.data for cache in caches for chunk in cache.chunks], np.uintp)
         first_chunk = np.cumsum([0] + [len(cache.chunks) for cache in caches])
         run.n_tokens, run.n_wanted = len(batch.tokens), len(wanted)
         run.tokens = ffi.from_buffer("int32_t[]", batch.tokens)
@@ -255,16 +282,10 @@ class CpuProgram(Program):
         run.first_chunk = ffi.from_buffer("int64_t[]", first_chunk)
         run.logits = ffi.cast("float *", logits.ctypes.data)
         run.flags = ffi.from_buffer("int32_t[]", control.flags, require_writable=True)
-        result = native().lib.rf_pool_run(self._pool, run)
-        if result == native().lib.RF_STOPPED:
-            raise Interrupted("the pass was stopped")
-        if result < 0:
-            unit = self._list.units[-1 - result]
-            raise BackendError(f"a kernel refused its arguments in step {unit.step}, op {unit.op}")
+        self._alive["batch"] = (wanted, chunks, first_chunk)
+        self._given = (batch, caches, logits, control)
 
-    def _check(
-        self, batch: Batch, caches: Sequence[KVCache], logits: NDArray[np.float32], steps: range
-    ) -> None:
+    def _check(self, batch: Batch, caches: Sequence[KVCache], logits: NDArray[np.float32]) -> None:
         """C trusts its arguments, so nothing that is out of range may pass."""
         if os.getpid() != self._process:
             raise BackendError(
@@ -298,10 +319,6 @@ class CpuProgram(Program):
             raise ParameterError(f"positions must be 0 to {end - 1}, and inside the capacity of their cache")
         if any(cache.layout != self.limits.kv_layout for cache in caches):
             raise ShapeError("a KV cache has another layout than the program was compiled for")
-        if missing := [
-            w for step in self.steps[steps.start : steps.stop] for w in step.weights if w not in self._bound
-        ]:
-            raise ParameterError(f"weight {missing[0]!r} is not bound")
 
 
 def _decoded(spec: WeightSpec, data: NDArray[np.uint8]) -> NDArray[np.float32]:
