@@ -304,7 +304,8 @@ def test_a_closed_pipe_ends_quietly(process, arguments):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["run", "--help"], ["support"], ["tokenize", "{m}", "--decode", "1"]]
+    "arguments",
+    [["--help"], ["--version"], ["run", "--help"], ["support"], ["tokenize", "{m}", "--decode", "1"]],
 )
 def test_a_full_disk_under_stdout_is_one_line_and_exit_code_8(process, smollm2, arguments, unbuffered):
     with open("/dev/full", "wb") as full:

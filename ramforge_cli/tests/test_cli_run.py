@@ -193,7 +193,14 @@ def test_the_limit_of_stdin_is_64_mib(process, command):
 
 @pytest.mark.parametrize(
     ("options", "stdin"),
-    [([], b""), ([], b"\n"), (["-p", "-"], b""), (["-p", ""], b"x"), (["--raw"], b""), (["--raw", "-p", "-"], b"")],
+    [
+        ([], b""),
+        ([], b"\n"),
+        (["-p", "-"], b""),
+        (["-p", ""], b"x"),
+        (["--raw"], b""),
+        (["--raw", "-p", "-"], b""),
+    ],
 )
 def test_an_empty_prompt_is_told_before_the_work(ramforge, model, options, stdin):
     outcome = ramforge("run", *options, stdin=stdin)
@@ -385,7 +392,9 @@ def test_a_place_for_stats_that_is_none_is_told_before_the_work(ramforge, model,
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a full device")
-@pytest.mark.parametrize(("file", "why"), [("/dev/full", "No space left on device"), ("/proc/x", "No such .*")])
+@pytest.mark.parametrize(
+    ("file", "why"), [("/dev/full", "No space left on device"), ("/proc/x", "No such .*")]
+)
 def test_stats_that_cannot_be_written_are_exit_code_8_after_the_answer(ramforge, model, reports, file, why):
     outcome = ramforge("run", "-p", "Hi", "--stats-json", file)
     assert (outcome.code, outcome.out) == (8, "Hello wörld 😀")

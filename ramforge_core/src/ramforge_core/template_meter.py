@@ -25,7 +25,7 @@ LENGTH_PER_CHARACTER = 20
 STEP_COST = 100
 """Units for a loop's turn or a call; each character that is made costs one more."""
 GLANCE_COST = 5
-"""Units for a comparison."""
+"""Units for a comparison or an attribute."""
 ELEMENT_COST = 20
 """Units for an element of a list or mapping that is looked at."""
 MAX_SECONDS = 10.0

@@ -125,17 +125,17 @@ class _Environment(ImmutableSandboxedEnvironment):
         return not unsafe and super().is_safe_attribute(obj, attr, value)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        self.meter.spend(1)
+        self.meter.spend(GLANCE_COST)
         return super().getattr(obj, attribute)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        self.meter.spend(1)  # filters come here as well, for each part of a path and each element
+        self.meter.spend(GLANCE_COST)  # filters come here as well, for each part of a path and each element
         return super().getitem(obj, argument)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(getattr(__obj, "__wrapped__", __obj), "__self__", None)
         if owner is __self:  # one of those below, which measure what they do
-            return __obj(*args, **kwargs)
+            return __obj(*args)  # without the variables of the loop, which Jinja2 adds
         args = tuple(map(_settled, args))
         operands = (owner, *args) if isinstance(owner, (str, bytes, list, dict, tuple)) else args
         __self.meter.before(getattr(__obj, "__name__", ""), operands, kwargs)
@@ -213,7 +213,7 @@ def _metered_filter(environment: _Environment, name: str, function: Callable[...
     return run
 
 
-def _metered_test(environment: _Environment, function: Callable[..., Any]) -> Callable[..., Any]:
+def _metered_test(environment: _Environment, function: Any) -> Callable[..., Any]:
     @wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         environment.meter.spend(GLANCE_COST)

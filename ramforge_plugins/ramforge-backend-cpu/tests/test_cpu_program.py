@@ -16,7 +16,7 @@ from ramforge_core.backend import Batch
 from ramforge_core.errors import BackendError, Interrupted, ParameterError, ShapeError
 from ramforge_core.graph import GraphBuilder, op_weights
 from ramforge_core.kv import CHUNK_POSITIONS
-from ramforge_core.testing.backend import Rig, tiny_llama
+from ramforge_core.testing.backend import Rig, packed, tiny_llama
 
 
 def units_of(graph, packing="f32"):
@@ -142,10 +142,9 @@ def test_positions_past_the_cache_are_refused():
 
 def test_a_weight_that_is_not_bound_is_named():
     graph, weights = tiny_llama()
-    program = Rig(CpuBackend(), graph, weights).program
-    program._bound.pop("1.up")
     rig = Rig(CpuBackend(), graph, weights)
-    rig.program = program
+    rig.program = CpuBackend().compile(graph, rig.specs, rig.program.limits)
+    rig.program.bind({name: packed(w) for name, w in weights.items() if name != "1.up"})
     with pytest.raises(ParameterError, match=r"1\.up"):
         rig.run([1])
 

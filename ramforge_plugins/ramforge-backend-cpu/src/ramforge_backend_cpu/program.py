@@ -248,7 +248,11 @@ class CpuProgram(Program):
     ) -> None:
         steps = range(len(self.steps)) if steps is None else steps
         given = (batch, caches, logits, control)
-        if steps.start == 0 or self._given is None or any(a is not b for a, b in zip(given, self._given, strict=True)):
+        if (
+            steps.start == 0
+            or self._given is None
+            or any(a is not b for a, b in zip(given, self._given, strict=True))
+        ):
             self._prepare(batch, caches, logits, control)
         if self._unbound and (missing := self._unbound & {w for i in steps for w in self.steps[i].weights}):
             raise ParameterError(f"weight {min(missing)!r} is not bound")
