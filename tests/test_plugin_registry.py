@@ -98,6 +98,24 @@ def test_package_names_agree_with_the_workspace():
             assert package_for("tokenizers", entry.name) == entry.dist.name
 
 
+@pytest.mark.parametrize("kind", ["architectures", "quants", "tokenizers", "backends", "sources"])
+@pytest.mark.parametrize(
+    "key", ["", "../../x", "a b", "-x", "x\n", "x\x1b[2J", "Ärger", "x;y", "x --index-url=y", "x" * 41]
+)
+def test_a_name_that_is_not_plain_becomes_no_advice(kind, key):
+    """It may come from a file."""
+    assert package_for(kind, key) is None
+
+
+def test_a_plain_name_becomes_advice_and_a_long_one_is_cut(site):
+    assert package_for("architectures", "a" * 40) == "ramforge-arch-" + "a" * 40
+    assert package_for("architectures", "qwen2.5_moe-x") == "ramforge-arch-qwen2-5-moe-x"
+    with pytest.raises(UnknownPluginError) as caught:
+        site.registry().architecture("\x1b" * 10**6)
+    assert "\x1b" not in str(caught.value)
+    assert len(str(caught.value)) < 2000
+
+
 # ------------------------------------------------------------------ duplicates
 
 

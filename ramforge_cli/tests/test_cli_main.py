@@ -344,7 +344,13 @@ sys.exit(main(["pull", "x"]))
 
 
 def test_stdout_is_the_callers_again_afterwards():
-    program = "import sys; from ramforge_cli.main import main; a = sys.stdout; main(['--version']); print(sys.stdout is a)"
+    program = """
+import sys
+from ramforge_cli.main import main
+before = sys.stdout
+main(["--version"])
+print(sys.stdout is before)
+"""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
     assert done.stdout.splitlines()[-1] == b"True"
 

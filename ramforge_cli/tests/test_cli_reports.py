@@ -161,6 +161,21 @@ def test_a_file_that_is_cut_short_is_shown_and_is_an_error(ramforge, tmp_path, c
         json.loads(outcome.out)
 
 
+@pytest.mark.parametrize("name", ["../../x", "a\x1b[2Jb\nc", "x --index-url=y"])
+@pytest.mark.parametrize("command", ["run", "inspect", "support", "tokenize", "plan", "verify"])
+def test_a_hostile_name_of_a_file_is_shown_escaped_and_never_as_advice(ramforge, tmp_path, command, name):
+    names = {"general.architecture": name, "tokenizer.ggml.model": name}
+    file = write_gguf(tmp_path / "m.gguf", names, TENSORS)
+    outcome = ramforge(command, file, stdin=b"x")
+    shown = outcome.out + outcome.err
+    assert repr(name) in shown
+    assert "package to try" not in shown
+    assert "\x1b" not in shown
+    if outcome.code:
+        assert outcome.code == 4
+        assert len(outcome.err.splitlines()) == 1
+
+
 def test_support_lists_what_is_installed(ramforge):
     outcome = ramforge("support")
     assert outcome.code == 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 TYPE_CHECKING = False  # `typing` takes longer than the rest of this module
 if TYPE_CHECKING:
     from collections.abc import Sequence

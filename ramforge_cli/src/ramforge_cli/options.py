@@ -41,20 +41,20 @@ def debug_option(command: Any) -> Any:
     )(command)
 
 
-class OutputFile(click.ParamType):
-    """A file that is to be written: what cannot be one is told before the work."""
-
-    name = "file"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        file = Path(value)
-        if value in ("", "-"):
-            self.fail(f"{value!r} is no file; give the name of one, stdout is the result's", param, ctx)
-        if file.is_dir():
-            self.fail(f"{value!r} is a folder; give the name of a file", param, ctx)
-        if not file.absolute().parent.is_dir():
-            self.fail(f"there is no folder {str(file.absolute().parent)!r}", param, ctx)
-        return file
+def output_file(ctx: click.Context, param: click.Parameter, value: str | None) -> Path | None:
+    """Callback of an option for a file that is to be written: what cannot be one is told before the work."""
+    if value is None:
+        return None
+    file = Path(value)
+    if value in ("", "-"):
+        raise click.BadParameter(
+            f"{value!r} is no file; give the name of one, stdout is the result's", ctx, param
+        )
+    if file.is_dir():
+        raise click.BadParameter(f"{value!r} is a folder; give the name of a file", ctx, param)
+    if not file.absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {str(file.absolute().parent)!r}", ctx, param)
+    return file
 
 
 def ram_option(command: Any) -> Any:

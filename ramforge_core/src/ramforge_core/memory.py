@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from ramforge_core.errors import OutOfMemoryError
 
 _HUGE_BYTES = 4 << 20
+# Shared pages, which is what mmap gives unless told otherwise, are never huge ones.
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
 def allocate(n_bytes: int) -> NDArray[np.uint8]:
@@ -20,7 +22,7 @@ def allocate(n_bytes: int) -> NDArray[np.uint8]:
     if n_bytes == 0:
         return np.empty(0, np.uint8)
     try:
-        pages = mmap.mmap(-1, n_bytes)
+        pages = mmap.mmap(-1, n_bytes, **_PRIVATE)
     except (OSError, MemoryError) as error:
         raise OutOfMemoryError(f"the system refused {n_bytes} bytes of memory") from error
     if n_bytes >= _HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):

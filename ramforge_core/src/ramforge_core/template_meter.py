@@ -230,9 +230,7 @@ def _json(meter: Meter, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
 
 
 def _sum(meter: Meter, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    if not isinstance(
-        _argument(args, kwargs, 2, "start") or 0, (int, float)
-    ):  # lists are copied at each step
+    if isinstance(_argument(args, kwargs, 2, "start"), (list, tuple)):  # copied at each step
         size = meter.size(args[0])
         meter.square(size, size)
 

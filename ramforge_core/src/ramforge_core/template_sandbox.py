@@ -28,6 +28,8 @@ from ramforge_core.template_meter import ELEMENT_COST, GLANCE_COST, STEP_COST, M
 
 MAX_SOURCE = 1 << 18
 """Characters in a template. The longest one in circulation has about 20,000."""
+MAX_NODES = 20_000
+"""Nodes of the syntax tree; compiling takes up to 10 KB for each. Templates have one for 8 characters or more."""
 MAX_REASON = 500
 """Characters of an error's own text, which a template may choose, that are passed on."""
 UNSAFE_METHODS = frozenset({"encode", "decode", "to_bytes", "from_bytes"})
@@ -113,6 +115,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
+        if sum(1 for _ in tree.find_all(nodes.Node)) > MAX_NODES:
+            raise Overrun(f"it has more than {MAX_NODES} parts")
         _Metered().visit(tree)
         return tree
 

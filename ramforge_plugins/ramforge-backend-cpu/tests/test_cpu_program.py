@@ -16,7 +16,7 @@ from ramforge_core.backend import Batch
 from ramforge_core.errors import BackendError, Interrupted, ParameterError, ShapeError
 from ramforge_core.graph import GraphBuilder, op_weights
 from ramforge_core.kv import CHUNK_POSITIONS
-from ramforge_core.testing.backend import Rig, packed, tiny_llama
+from ramforge_core.testing.backend import PlainFloat32, Rig, packed, tiny_llama
 
 
 def units_of(graph, packing="f32"):
@@ -180,6 +180,16 @@ def test_more_threads_than_processors_are_clamped_aloud(caplog):
     assert text.startswith("100000 threads are asked for")
 
 
+def test_a_format_without_kernels_is_one_warning_however_many_weights_it_has(caplog):
+    graph, weights = tiny_llama(layers=2)
+    machine.warn_once.cache_clear()
+    for _ in range(2):  # a model is compiled on trial before it is compiled
+        Rig(CpuBackend(), graph, weights)
+    ((logger, _, text),) = caplog.record_tuples
+    assert logger == "ramforge"
+    assert text.startswith(f"no kernels for {PlainFloat32.name}: 15 weights are kept decoded")
+
+
 def test_a_missing_extension_module_is_a_reason_not_a_crash(monkeypatch):
     monkeypatch.setitem(sys.modules, "ramforge_backend_cpu._native", None)
     machine.load_native.cache_clear()
@@ -200,7 +210,7 @@ def test_a_forked_child_gets_an_error_and_can_end():
     script = """
 import os
 from ramforge_backend_cpu import CpuBackend
-from ramforge_core.testing.backend import Rig, tiny_llama
+from ramforge_core.testing.backend import PlainFloat32, Rig, packed, tiny_llama
 rig = Rig(CpuBackend(), *tiny_llama(), threads=2)
 rig.run([1])
 if os.fork() == 0:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ramforge_cli.options import OutputFile, debug_option, json_option
+from ramforge_cli.options import debug_option, json_option, output_file
 
 
 @click.command()
@@ -31,7 +31,7 @@ from ramforge_cli.options import OutputFile, debug_option, json_option
 @click.option("--sweep", is_flag=True, help="Show tokens per second against the budget instead.")
 @click.option(
     "--plot",
-    type=OutputFile(),
+    callback=output_file,
     metavar="FILE",
     help="Draw the sweep as an image (PNG, SVG or PDF); needs ramforge-cli[plot].",
 )

@@ -13,7 +13,7 @@ import click
 
 from ramforge_cli.console import Progress, say
 from ramforge_cli.inputs import read_text
-from ramforge_cli.options import OutputFile, debug_option, ram_option
+from ramforge_cli.options import debug_option, output_file, ram_option
 from ramforge_cli.outputs import write_file
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _tokens(n: float) -> str:
 )
 @click.option(
     "--stats-json",
-    type=OutputFile(),
+    callback=output_file,
     metavar="FILE",
     help="Write all of that as JSON.",
 )
