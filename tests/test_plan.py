@@ -31,6 +31,7 @@ from ramforge_core.model import read_model
 from ramforge_core.planning import plan_model, plan_of, render_sweep
 from ramforge_core.planning.declared import plan_declared
 from ramforge_core.plugins import Registry
+from ramforge_core.system import ProcessMemory
 from ramforge_core.testing.gguf_writer import write_gguf
 
 M = 1 << 20
@@ -136,7 +137,10 @@ def test_everything_fits_from_the_budget_that_the_plan_names(plan):
     assert plan(p.all_fits_ram_bytes - 2 * M).read_bytes_per_token > 0
 
 
-def test_e08_the_context_is_modest_and_kv_bytes_and_the_longest_context_are_shown(tmp_path, registry, store):
+def test_e08_the_context_is_modest_and_kv_bytes_and_the_longest_context_are_shown(
+    tmp_path, registry, store, monkeypatch
+):
+    monkeypatch.setattr("ramforge_core.planning.process_memory", lambda: ProcessMemory(rss=45 << 20))
     file = write_model(tmp_path / "long.gguf", attrs.evolve(TINY, context=1 << 20))
     p = plan_model(file, ram="200M", registry=registry, store=store)
     assert p.context == 4096

@@ -10,6 +10,7 @@ import pytest
 from synthetic import SMALL, write_model
 
 from ramforge_cli.main import main
+from ramforge_core.system import ProcessMemory
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,10 @@ def _own_cache(tmp_path_factory):
 
 
 @pytest.fixture
-def ramforge(capsys):
+def ramforge(capsys, monkeypatch):
+    # a process that runs tests is larger than one that plans
+    monkeypatch.setattr("ramforge_core.planning.process_memory", lambda: ProcessMemory(rss=45 << 20))
+
     def call(*arguments):
         code = main([str(a) for a in arguments])
         out, err = capsys.readouterr()
