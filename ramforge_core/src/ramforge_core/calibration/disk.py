@@ -95,9 +95,8 @@ def measure_disk(
     window = WINDOW_BYTES
     while free_bytes is not None and window > 64 << 10 and READERS * window > free_bytes // 4:
         window //= 2
-    whole = allocate(
-        READERS * window
-    )  # in one piece, as the stream's ring: direct reads into huge pages cost less
+    # In one piece, as the stream's ring: direct reads into huge pages cost less.
+    whole = allocate(READERS * window)
     memory = [whole[i * window : (i + 1) * window] for i in range(READERS)]
     before = process_memory().read_bytes
     rate, nbytes = _stream(source, _windows(file_bytes, window), memory, least_s)
