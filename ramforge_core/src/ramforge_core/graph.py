@@ -7,7 +7,7 @@ K width of a key head, V width of a value head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
@@ -391,9 +391,3 @@ class GraphBuilder:
         if self._logits is None:
             raise ValueError("the graph names no logits")
         return Graph(tuple(self._stages), self._logits)
-
-
-def stage_entry(stage: Stage, earlier: Sequence[Stage]) -> tuple[Value, ...]:
-    """Values that a stage reads and an earlier one wrote, in the order of first use."""
-    written = {op.out for s in earlier for op in s.ops}
-    return tuple(dict.fromkeys(v for op in stage.ops for v in op_inputs(op) if v in written))
