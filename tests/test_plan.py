@@ -22,7 +22,7 @@ from ramforge_core.calibration import (
     remembered,
 )
 from ramforge_core.calibration import compute as compute_module
-from ramforge_core.calibration.compute import assemble
+from ramforge_core.calibration.sample import assemble
 from ramforge_core.engine import trial_workspace
 from ramforge_core.errors import BudgetTooSmallError, ParameterError
 from ramforge_core.gguf import open_gguf
