@@ -9,7 +9,14 @@ import pytest
 
 import ramforge_core
 
-PLAIN = ("llama-rope-linear", "llama-rope-llama3", "llama-rope-yarn", "llama-tied-headdim", "mistral")
+PLAIN = (
+    "llama-rope-linear",
+    "llama-rope-llama3",
+    "llama-rope-yarn",
+    "llama-tied-headdim",
+    "mistral",
+    "qwen3",
+)
 QUANTIZED = ("llama-gqa", "qwen2")
 TYPES = ("BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
 FILES = [(name, "") for name in PLAIN + QUANTIZED] + [(name, "-" + t) for name in QUANTIZED for t in TYPES]

@@ -59,6 +59,7 @@ PREFIXES = {
     "backends": "ramforge-backend-",
 }
 FAMILIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "architectures": {"ramforge-arch-qwen": ("qwen2", "qwen3")},
     "quants": {
         "ramforge-quant-float": ("f32", "f16", "bf16"),
         "ramforge-quant-legacy": ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),

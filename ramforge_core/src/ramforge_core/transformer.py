@@ -1,22 +1,29 @@
-"""What most decoder architectures have in common: the configuration keys of GGUF and their meaning.
+"""What most decoder architectures have in common: configuration keys, tensors, and the usual parts of a block.
 
-Not a base model: each architecture says its own tensors and graph. Keys as in gguf-py's ``constants.py``.
+Not a base model: each architecture says how its blocks are put together, and takes from here what is as everywhere.
+The parts use a bias or a norm where the file has its tensor, and ``tensors`` says which a file may have. Keys and
+tensor names as in gguf-py's ``constants.py``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from attrs import frozen
 
-from ramforge_core.architecture import ModelConfig
+from ramforge_core.architecture import ModelConfig, TensorSpec
 from ramforge_core.errors import MetadataError, UnsupportedError
 from ramforge_core.gguf import MetadataArray
-from ramforge_core.graph import RopeScaling
+from ramforge_core.graph import GraphBuilder, RopeScaling, Value
 
 if TYPE_CHECKING:
     from ramforge_core.gguf import Metadata
+
+Rotation = Callable[[Value], Value]
+"""Builds the rotation of a value's heads."""
 
 
 @frozen(kw_only=True)
@@ -41,9 +48,18 @@ class TransformerConfig(ModelConfig):
     rope_scaling: RopeScaling | None
 
 
-def read_transformer(metadata: Metadata, arch: str) -> TransformerConfig:
+Config = TypeVar("Config", bound=TransformerConfig)
+
+
+def read_transformer(
+    metadata: Metadata,
+    arch: str,
+    make: Callable[..., Config] = TransformerConfig,  # type: ignore[assignment]
+    **more: Any,
+) -> Config:
     """Read the keys ``<arch>.*``.
 
+    make, more : the class of the configuration, if not `TransformerConfig`, and the fields that it adds.
     Required: context_length, embedding_length, block_count, feed_forward_length, attention.head_count,
     attention.layer_norm_rms_epsilon. Defaults: attention.head_count_kv = head_count; attention.key_length and
     value_length = embedding_length / head_count; rope.dimension_count = key_length; rope.freq_base = 10000;
@@ -72,7 +88,7 @@ def read_transformer(metadata: Metadata, arch: str) -> TransformerConfig:
             f"metadata key '{arch}.rope.dimension_count' is {rope_width}, "
             f"expected an even number up to the head width {key_width}"
         )
-    return TransformerConfig(
+    return make(
         context_length=size("context_length"),
         embedding_length=embedding,
         block_count=size("block_count"),
@@ -82,14 +98,16 @@ def read_transformer(metadata: Metadata, arch: str) -> TransformerConfig:
         key_width=key_width,
         value_width=size("attention.value_length", max(embedding // heads, 1)),
         feed_forward_length=size("feed_forward_length"),
-        norm_eps=_positive(metadata, f"{arch}.attention.layer_norm_rms_epsilon"),
+        norm_eps=positive(metadata, f"{arch}.attention.layer_norm_rms_epsilon"),
         rope_width=rope_width,
-        rope_base=_positive(metadata, f"{arch}.rope.freq_base", 10000.0),
+        rope_base=positive(metadata, f"{arch}.rope.freq_base", 10000.0),
         rope_scaling=_rope_scaling(metadata, arch),
+        **more,
     )
 
 
-def _positive(metadata: Metadata, key: str, default: float | None = None) -> float:
+def positive(metadata: Metadata, key: str, default: float | None = None) -> float:
+    """A number above 0. Raises MetadataError, for a missing key too if there is no ``default``."""
     value = metadata.number(key) if default is None else metadata.number(key, default=default)
     if not (math.isfinite(value) and value > 0):
         raise MetadataError(f"metadata key {key!r} is {value}, expected a number above 0")
@@ -112,20 +130,197 @@ def _rope_scaling(metadata: Metadata, arch: str) -> RopeScaling | None:
     kind = metadata.text(f"{key}.type", default="none")
     if kind == "none":
         # the key that files had before rope.scaling.type existed
-        factor = _positive(metadata, f"{arch}.rope.scale_linear", 1.0)
+        factor = positive(metadata, f"{arch}.rope.scale_linear", 1.0)
         return None if factor == 1.0 else RopeScaling("linear", factor)
-    factor = _positive(metadata, f"{key}.factor", 1.0)
+    factor = positive(metadata, f"{key}.factor", 1.0)
     if kind == "linear":
         return None if factor == 1.0 else RopeScaling("linear", factor)
+    original = metadata.integer(
+        f"{key}.original_context_length", default=metadata.integer(f"{arch}.context_length")
+    )
     if kind != "yarn":
         raise UnsupportedError(f"metadata key '{key}.type' is {kind!r}; supported: none, linear, yarn")
     return RopeScaling(
         "yarn",
         factor,
-        original_context=metadata.integer(
-            f"{key}.original_context_length", default=metadata.integer(f"{arch}.context_length")
-        ),
-        attention_factor=_positive(metadata, f"{key}.attn_factor", 1.0) * (1 + 0.1 * math.log(factor)),
-        beta_fast=_positive(metadata, f"{key}.yarn_beta_fast", 32.0),
-        beta_slow=_positive(metadata, f"{key}.yarn_beta_slow", 1.0),
+        original_context=original,
+        attention_factor=positive(metadata, f"{key}.attn_factor", 1.0) * (1 + 0.1 * math.log(factor)),
+        beta_fast=positive(metadata, f"{key}.yarn_beta_fast", 32.0),
+        beta_slow=positive(metadata, f"{key}.yarn_beta_slow", 1.0),
     )
+
+
+# -- windows ----------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class SlidingWindow:
+    """Blocks that see only the last ``width`` positions: all but every ``period``-th, or those in ``pattern``."""
+
+    width: int
+    period: int
+    pattern: tuple[bool, ...] | None = None
+
+    def of(self, block: int) -> int | None:
+        """Positions that a block sees; None for all."""
+        local = (block + 1) % self.period != 0 if self.pattern is None else self.pattern[block]
+        return self.width if local else None
+
+
+def read_window(metadata: Metadata, arch: str, period: int, default: int = 0) -> SlidingWindow | None:
+    """Read attention.sliding_window and attention.sliding_window_pattern (a period, or a flag for each block).
+
+    period, default : where the file says no pattern, and no width. Returns None for a width of 0.
+    Raises MetadataError.
+    """
+    width = metadata.integer(f"{arch}.attention.sliding_window", default=default)
+    if width == 0:
+        return None
+    key = f"{arch}.attention.sliding_window_pattern"
+    pattern = metadata.get(key)
+    if isinstance(pattern, MetadataArray):
+        flags, blocks = pattern.to_list(), metadata.integer(f"{arch}.block_count")
+        if len(flags) < blocks or not all(isinstance(flag, (bool, int)) for flag in flags):
+            raise MetadataError(
+                f"metadata key {key!r} has {len(flags)} values, expected a flag for each of {blocks} blocks"
+            )
+        return SlidingWindow(width, 1, tuple(bool(flag) for flag in flags))
+    period = metadata.integer(key, default=period)
+    if width < 0 or period < 1:
+        raise MetadataError(
+            f"metadata keys '{arch}.attention.sliding_window' and {key!r} are {width} and {period}, expected at least 1"
+        )
+    return SlidingWindow(width, period)
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def model_tensors(c: TransformerConfig) -> list[TensorSpec]:
+    """Those of no block: token embeddings, the last norm, and the head where it is not the embeddings again."""
+    D, V = c.embedding_length, c.vocab_size
+    return [
+        TensorSpec("token_embd.weight", (V, D)),
+        TensorSpec("output_norm.weight", (D,)),
+        TensorSpec("output.weight", (V, D), required=False),
+    ]
+
+
+def norm_tensors(b: str, width: int, *names: str) -> list[TensorSpec]:
+    """Norm weights of block ``b``, a name with its dot ("blk.0.")."""
+    return [TensorSpec(f"{b}{name}.weight", (width,)) for name in names]
+
+
+def attention_tensors(c: TransformerConfig, b: str) -> list[TensorSpec]:
+    """q, k and v with biases that a file has all or none of, and the output projection with one that it may have."""
+    widths = {
+        "q": c.heads * c.key_width,
+        "k": c.kv_heads * c.key_width,
+        "v": c.kv_heads * c.value_width,
+    }
+    return [
+        *(TensorSpec(f"{b}attn_{p}.weight", (rows, c.embedding_length)) for p, rows in widths.items()),
+        *(
+            TensorSpec(f"{b}attn_{p}.bias", (rows,), required=False, group="q, k and v biases")
+            for p, rows in widths.items()
+        ),
+        *output_tensors(c, b),
+    ]
+
+
+def output_tensors(c: TransformerConfig, b: str) -> list[TensorSpec]:
+    """The output projection of an attention."""
+    D = c.embedding_length
+    return [
+        TensorSpec(b + "attn_output.weight", (D, c.heads * c.value_width)),
+        TensorSpec(b + "attn_output.bias", (D,), required=False, group="attention output biases"),
+    ]
+
+
+def feed_forward_tensors(c: TransformerConfig, b: str) -> list[TensorSpec]:
+    """Gate, up and down, with biases that a file has all or none of."""
+    D, F = c.embedding_length, c.feed_forward_length
+    shapes = {"gate": (F, D), "up": (F, D), "down": (D, F)}
+    return [
+        *(TensorSpec(f"{b}ffn_{p}.weight", shape) for p, shape in shapes.items()),
+        *(
+            TensorSpec(f"{b}ffn_{p}.bias", shape[:1], required=False, group="feed-forward biases")
+            for p, shape in shapes.items()
+        ),
+    ]
+
+
+# -- parts of the graph -----------------------------------------------------------------------------------------------
+
+
+def projection(g: GraphBuilder, x: Value, name: str) -> Value:
+    """x times ``name.weight``, plus ``name.bias`` if the file has it."""
+    bias = f"{name}.bias"
+    return g.linear(x, f"{name}.weight", bias if g.has(bias) else None)
+
+
+def rotation(
+    c: TransformerConfig, g: GraphBuilder, pairs: Literal["adjacent", "half"], **changes: Any
+) -> Rotation:
+    """The rotation that the configuration asks for. ``changes`` : other arguments of `GraphBuilder.rope`."""
+    usual = {
+        "head_width": c.key_width,
+        "rotary_width": c.rope_width,
+        "pairs": pairs,
+        "base": c.rope_base,
+        "scaling": c.rope_scaling,
+    }
+    return partial(g.rope, **{**usual, **changes})
+
+
+def attention(
+    c: TransformerConfig, g: GraphBuilder, x: Value, b: str, rotate: Rotation | None, **options: Any
+) -> Value:
+    """The attention of block ``b`` on its normed input. Arguments as of `attend`."""
+    q, k, v = (projection(g, x, f"{b}attn_{p}") for p in "qkv")
+    return attend(c, g, (q, k, v), b, rotate, **options)
+
+
+def attend(
+    c: TransformerConfig,
+    g: GraphBuilder,
+    qkv: tuple[Value, Value, Value],
+    b: str,
+    rotate: Rotation | None,
+    **options: Any,
+) -> Value:
+    """The attention of block ``b`` from q, k and v on: norms of q and k, rotation, heads, output projection.
+
+    A norm goes over each head or over all of q and k, whichever width its weight has.
+    rotate : None in a block without positions. options : of `GraphBuilder.attention`; scale is key_width ** -0.5
+    unless given.
+    """
+
+    def prepare(x: Value, name: str) -> Value:
+        weight = f"{b}{name}.weight"
+        if g.has(weight):
+            x = g.norm(x, weight, c.norm_eps, group=g.shapes[weight][0])
+        return rotate(x) if rotate else x
+
+    q, k, v = qkv
+    usual = {
+        "heads": c.heads,
+        "kv_heads": c.kv_heads,
+        "key_width": c.key_width,
+        "value_width": c.value_width,
+        "scale": c.key_width**-0.5,
+    }
+    out = g.attention(prepare(q, "attn_q_norm"), prepare(k, "attn_k_norm"), v, **{**usual, **options})
+    return projection(g, out, b + "attn_output")
+
+
+def feed_forward(g: GraphBuilder, x: Value, b: str, act: Literal["silu", "gelu"] = "silu") -> Value:
+    """The gated feed-forward part of block ``b`` on its normed input."""
+    gate, up = projection(g, x, b + "ffn_gate"), projection(g, x, b + "ffn_up")
+    return projection(g, g.glu(gate, up, act), b + "ffn_down")
+
+
+def head(c: TransformerConfig, g: GraphBuilder, x: Value) -> Value:
+    """The last norm and the logits; a file without a head of its own uses the token embeddings again."""
+    x = g.norm(x, "output_norm.weight", c.norm_eps)
+    return g.linear(x, "output.weight" if g.has("output.weight") else "token_embd.weight")
