@@ -10,6 +10,8 @@ import pytest
 import ramforge_core
 
 PLAIN = (
+    "gemma2",
+    "gemma3",
     "llama-rope-linear",
     "llama-rope-llama3",
     "llama-rope-yarn",

@@ -370,15 +370,15 @@ def declared(tmp_path):
     tensors = {f"blk.{i}.ffn_up.weight": (1, (4096, 512), data) for i in range(4)}
     tensors["token_embd.weight"] = (1, (1000, 512), bytes(2 * 512_000))
     tensors["output.weight"] = (1, (1000, 512), bytes(2 * 512_000))
-    metadata = {"general.architecture": "gemma3", **{f"gemma3.{k}": v for k, v in keys.items()}}
-    return open_gguf(write_gguf(tmp_path / "gemma.gguf", metadata, tensors))
+    metadata = {"general.architecture": "qwen35", **{f"qwen35.{k}": v for k, v in keys.items()}}
+    return open_gguf(write_gguf(tmp_path / "qwen35.gguf", metadata, tensors))
 
 
 def test_a_declared_architecture_is_planned_from_its_header(declared, registry):
-    gemma = registry.architecture("gemma3")
+    qwen35 = registry.architecture("qwen35")
 
     def make(ram):
-        return plan_declared(declared, gemma, registry, DISK, ram, PROCESS, None, "f16")
+        return plan_declared(declared, qwen35, registry, DISK, ram, PROCESS, None, "f16")
 
     p = make(65 * M)
     assert "cannot run yet" in p.note

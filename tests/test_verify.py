@@ -124,7 +124,7 @@ def test_a_model_that_computes_otherwise_when_streamed(file, monkeypatch, capsys
 
 def test_a_model_that_cannot_run_here_is_checked_and_said_so(tmp_path, capsys):
     tensors = {"x.weight": (0, (4, 8), np.ones(32, np.float32).tobytes())}
-    file = write_gguf(tmp_path / "m.gguf", {"general.architecture": "gemma3"}, tensors)
+    file = write_gguf(tmp_path / "m.gguf", {"general.architecture": "qwen35"}, tensors)
     found = verification.verify(file)
     assert [t.checked for t in found.tensors] == [32]
     assert found.budgets == []

@@ -59,7 +59,10 @@ PREFIXES = {
     "backends": "ramforge-backend-",
 }
 FAMILIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "architectures": {"ramforge-arch-qwen": ("qwen2", "qwen3")},
+    "architectures": {
+        "ramforge-arch-gemma": ("gemma2", "gemma3"),
+        "ramforge-arch-qwen": ("qwen2", "qwen3"),
+    },
     "quants": {
         "ramforge-quant-float": ("f32", "f16", "bf16"),
         "ramforge-quant-legacy": ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),

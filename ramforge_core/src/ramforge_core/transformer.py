@@ -259,6 +259,11 @@ def projection(g: GraphBuilder, x: Value, name: str) -> Value:
     return g.linear(x, f"{name}.weight", bias if g.has(bias) else None)
 
 
+def norm(c: TransformerConfig, g: GraphBuilder, x: Value, name: str) -> Value:
+    """The RMS norm of x with ``name.weight``."""
+    return g.norm(x, f"{name}.weight", c.norm_eps)
+
+
 def rotation(
     c: TransformerConfig, g: GraphBuilder, pairs: Literal["adjacent", "half"], **changes: Any
 ) -> Rotation:
@@ -322,5 +327,5 @@ def feed_forward(g: GraphBuilder, x: Value, b: str, act: Literal["silu", "gelu"]
 
 def head(c: TransformerConfig, g: GraphBuilder, x: Value) -> Value:
     """The last norm and the logits; a file without a head of its own uses the token embeddings again."""
-    x = g.norm(x, "output_norm.weight", c.norm_eps)
+    x = norm(c, g, x, "output_norm")
     return g.linear(x, "output.weight" if g.has("output.weight") else "token_embd.weight")

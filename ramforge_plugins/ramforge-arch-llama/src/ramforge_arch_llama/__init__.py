@@ -20,6 +20,7 @@ from ramforge_core.transformer import (
     feed_forward_tensors,
     head,
     model_tensors,
+    norm,
     norm_tensors,
     read_transformer,
     rotation,
@@ -60,8 +61,8 @@ class Llama(Architecture):
         for i in range(c.block_count):
             b = f"blk.{i}."
             with g.stage(f"blk.{i}"):
-                x = g.add(x, attention(c, g, g.norm(x, b + "attn_norm.weight", c.norm_eps), b, rotate))
-                x = g.add(x, feed_forward(g, g.norm(x, b + "ffn_norm.weight", c.norm_eps), b))
+                x = g.add(x, attention(c, g, norm(c, g, x, b + "attn_norm"), b, rotate))
+                x = g.add(x, feed_forward(g, norm(c, g, x, b + "ffn_norm"), b))
         with g.stage("head", rows="wanted"):
             g.logits(head(c, g, x))
 
