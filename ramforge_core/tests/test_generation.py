@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from ramforge_core.answer import Answer
 from ramforge_core.errors import ParameterError
 from ramforge_core.generation import Generation
 from ramforge_core.sampling import Sampler, SamplingParameters
@@ -57,7 +58,7 @@ class Script:
         self.passes += 1
         return logits
 
-    def prefill(self, tokens, cache, progress=None):
+    def prefill(self, tokens, cache, start=0, progress=None):
         return self._logits()
 
     def run(self, tokens, start, cache, wanted):
@@ -68,7 +69,8 @@ class Script:
 def answer(tokens, tokenizer=None, prompt=(1, 2, 3), context=1000, **options):
     engine = Script(tokens, context)
     greedy = Sampler(SamplingParameters(temperature=0))
-    g = Generation(engine, tokenizer or Bytes(), list(prompt), greedy, **options)
+    made = Answer(tokenizer or Bytes(), context - len(prompt) + 1, **options)
+    g = Generation(engine, list(prompt), greedy, made)
     return g, list(g), engine
 
 

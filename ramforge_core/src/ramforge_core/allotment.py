@@ -100,11 +100,14 @@ def allot(
     *,
     context: int | None = None,
     kv_type: KVType = "f16",
+    sequences: int = 1,
 ) -> Allotment | None:
     """Divide ``free_bytes`` (None: no limit) among everything that a model needs; None if that is too little.
 
     workspace : bytes of scratch that a pass over so many tokens takes.
     context : positions asked for; None takes `DEFAULT_CONTEXT`, or less where the model or the budget has less.
+    sequences : how many should run at once. One of them may always fill its context; for the others there is as much
+        more KV cache as the budget can spare.
     Raises ParameterError for a senseless context.
     """
     layout = KVLayout.of(model.graph.attentions, kv_type)
@@ -112,7 +115,7 @@ def allot(
     trained = model.config.context_length
     most = context or min(DEFAULT_CONTEXT, trained)
     if free_bytes is None:
-        return _divide(model, layout, most, min(PREFILL_TOKENS, most), workspace, None)
+        return _divide(model, layout, most, min(PREFILL_TOKENS, most), workspace, None, sequences)
     share = free_bytes // _SHARE
     if context is None:
         chunks = min(-(-most // CHUNK_POSITIONS), max(1, share // layout.chunk_bytes))
@@ -120,9 +123,9 @@ def allot(
     tokens = min(PREFILL_TOKENS, most)
     while tokens > 1 and workspace(tokens) + _rows_bytes(model, tokens) > share:
         tokens //= 2
-    found = _divide(model, layout, most, tokens, workspace, free_bytes)
+    found = _divide(model, layout, most, tokens, workspace, free_bytes, sequences)
     least = context or min(CHUNK_POSITIONS, trained)
-    return found or _divide(model, layout, least, 1, workspace, free_bytes, frugal=True)
+    return found or _divide(model, layout, least, 1, workspace, free_bytes, 1, frugal=True)
 
 
 def _divide(
@@ -132,17 +135,20 @@ def _divide(
     tokens: int,
     workspace: Callable[[int], int],
     free_bytes: int | None,
+    sequences: int,
     *,
     frugal: bool = False,
 ) -> Allotment | None:
     """All sizes for passes of ``tokens``; None if the budget does not hold them. frugal : the smallest ring."""
     vocab = model.graph.logits.width
     logits_share = _LOGITS_BYTES if free_bytes is None else min(_LOGITS_BYTES, free_bytes // (16 * _SHARE))
-    wanted = max(1, min(tokens, logits_share // (4 * vocab)))
+    wanted = min(tokens, max(sequences, logits_share // (4 * vocab)))
+    one = -(-context // CHUNK_POSITIONS) * layout.chunk_bytes
+    more = (sequences - 1) * one if free_bytes is None else min((sequences - 1) * one, free_bytes // _SHARE)
     resident = Allotment(
         context=context,
         kv_layout=layout,
-        kv_bytes=-(-context // CHUNK_POSITIONS) * layout.chunk_bytes,
+        kv_bytes=one + more // layout.chunk_bytes * layout.chunk_bytes,
         max_tokens=tokens,
         workspace_bytes=workspace(tokens),
         max_wanted=wanted,

@@ -18,6 +18,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
+from ramforge_core.answer import Answer
 from ramforge_core.backend import Backend
 from ramforge_core.budget import MemoryBudget
 from ramforge_core.chat import ChatTemplate
@@ -31,6 +32,7 @@ from ramforge_core.plugins import Registry
 from ramforge_core.profile import Profile
 from ramforge_core.pull import resolve
 from ramforge_core.sampling import Sampler, SamplingParameters
+from ramforge_core.sequence import KeptSequence
 from ramforge_core.sizes import parse_size
 from ramforge_core.system import available_memory, check_budget, default_budget
 from ramforge_core.tokenizer import Tokenizer
@@ -71,6 +73,7 @@ class Opened:
     context: int | None
     kv_type: KVType
     threads: int
+    sequences: int = 1
 
 
 @define(eq=False)
@@ -145,12 +148,14 @@ class LanguageModel:
         raw: bool = False,
         special: bool = False,
         progress: Callable[[float, int], None] | None = None,
+        kept: KeptSequence | None = None,
     ) -> Generation:
         """Answer a prompt: an iterator of text pieces that also has ``ids``, ``finish_reason`` and ``seed``.
 
         prompt, system, raw : see `prompt_ids`. max_tokens : None goes on until the model ends or the context is full.
         temperature to seed : see `SamplingParameters`. stop : texts that end the answer and are not part of it.
         special : show control tokens. progress : called with prompt tokens done and in all.
+        kept : of `sequence`; what the prompt has in common with it is not computed again, and the answer is added.
         """
         parameters = SamplingParameters(
             temperature=temperature,
@@ -164,18 +169,16 @@ class LanguageModel:
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         if not raw and self.template is not None:
             stops += tuple(self.template.text_stops)
-        generation = Generation(
-            self.engine,
-            self.tokenizer,
-            self.prompt_ids(prompt, system=system, raw=raw),
-            Sampler(parameters),
-            max_tokens,
-            stops,
-            special,
-            progress,
-        )
+        prompt_ids = self.prompt_ids(prompt, system=system, raw=raw)
+        room = self.engine.context - len(prompt_ids) + 1
+        answer = Answer(self.tokenizer, room, max_tokens, stops, special)
+        generation = Generation(self.engine, prompt_ids, Sampler(parameters), answer, progress, kept)
         self.stats.last = generation.stats
         return generation
+
+    def sequence(self) -> KeptSequence:
+        """An empty sequence to hand to `generate` turn after turn; call its ``close`` to give its memory back."""
+        return KeptSequence(self.engine.cache())
 
     def close(self) -> None:
         """Stop what runs and give the memory back."""
@@ -198,6 +201,7 @@ def open(
     ctx: int | None = None,
     kv_type: KVType = "f16",
     ram: str | int | None = None,
+    sequences: int = 1,
     registry: Registry | None = None,
     progress: Callable[[int, int], None] | None = None,
     profile: Profile | None = None,
@@ -210,6 +214,7 @@ def open(
     kv_type : how keys and values are kept: f16, f32, or q8_0, which takes half of f16 and rounds more.
     ram : bytes that the whole process may take, as a number or as ``2G``, ``512M``, ``50%``; None takes a safe share of
         what the machine and its container have free. What does not fit is read from disk in every pass.
+    sequences : how many texts will be made at once, see `ramforge_core.scheduler`.
     progress : called with weight bytes read and in all.
     profile : a new one, to be told where the time of passes goes; it costs a little of it.
     Raises a RamforgeError that says what is wrong before any weight is read.
@@ -225,6 +230,7 @@ def open(
         ready.budget,
         context=ctx,
         kv_type=kv_type,
+        sequences=sequences,
         threads=threads,
         progress=progress,
         profile=profile,
@@ -232,7 +238,7 @@ def open(
     weight_bytes = sum(w.nbytes for w in facts.weights.values())
     isa = chosen.describe().get("isa", "")
     stats = Stats(time.perf_counter() - began, weight_bytes, chosen.key, isa, engine.program.threads)
-    opened = Opened(chosen, ctx, kv_type, threads)
+    opened = Opened(chosen, ctx, kv_type, threads, sequences)
     return LanguageModel(engine, ready.tokenizer, ready.template, stats, opened, profile)
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 
 import numpy as np
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ramforge_core.allotment import Allotment, allot, check_context, smallest_free_bytes
@@ -32,10 +32,24 @@ from ramforge_core.weights import load_pinned
 _PROGRESS_S = 0.2
 
 
+@frozen(eq=False)
+class Part:
+    """Consecutive tokens of one sequence in a pass, at positions start, start + 1, ...
+
+    wanted : by token, whether its logits are.
+    """
+
+    tokens: Sequence[int]
+    start: int
+    cache: KVCache
+    wanted: Sequence[bool]
+
+
 @define(eq=False)
 class Engine:
     """A model ready to run. Use as a context manager, or call `close`.
 
+    pinned : the weights that stay in memory, by name, as the file has them: uint8 (nbytes,).
     streamed : runs passes of a model that is not pinned whole; None when all weights are in memory.
     """
 
@@ -43,6 +57,7 @@ class Engine:
     program: Program = field(repr=False)
     allotment: Allotment = field(repr=False)
     budget: MemoryBudget
+    pinned: Mapping[str, NDArray[np.uint8]] = field(repr=False)
     streamed: StreamedPasses | None = field(repr=False)
     _logits: NDArray[np.float32] = field(repr=False)
     _resources: contextlib.ExitStack = field(repr=False)
@@ -79,35 +94,38 @@ class Engine:
         wanted: Sequence[bool],
         progress: Callable[[float], None] | None = None,
     ) -> NDArray[np.float32]:
-        """One pass over consecutive tokens of a sequence.
+        """One pass over consecutive tokens of a sequence; see `run_parts`."""
+        return self.run_parts([Part(tokens, start, cache, wanted)], progress)
 
-        tokens : at most ``allotment.max_tokens``, at positions start, start+1, ... wanted : by token.
+    def run_parts(
+        self, parts: Sequence[Part], progress: Callable[[float], None] | None = None
+    ) -> NDArray[np.float32]:
+        """One pass over tokens of one or more sequences, each with a cache of its own.
+
+        parts : together at most ``allotment.max_tokens`` tokens, ``allotment.max_wanted`` of them wanted.
         progress : called a few times per second with the share of the pass that is done.
-        Returns float32 (number wanted, vocab): a view of the logits buffer, good until the next pass.
+        Returns float32 (number wanted, vocab), part by part: a view of the logits buffer, good until the next pass.
         A KeyboardInterrupt of the waiting thread stops the pass before it is raised. Raises Interrupted when
-        `close` stopped the pass.
+        `close` stopped the pass, BudgetExceededError before it begins if a cache cannot grow.
         """
-        n = len(tokens)
-        batch = Batch(
-            np.asarray(tokens, np.int32),
-            np.arange(start, start + n, dtype=np.int32),
-            np.zeros(n, np.int32),
-            np.asarray(wanted, np.bool_),
-        )
+        batch = _batch(parts)
         with self._lock:
             if self._closed:
                 raise Interrupted("the model was closed")
-            cache.reserve(start + n)
+            for part in parts:
+                part.cache.reserve(part.start + len(part.tokens))
             logits = self._logits[: int(batch.wanted.sum())]
             self._control.reset()
             run = self.program.run if self.streamed is None else self.streamed.run
             try:
-                future = self._worker.submit(run, batch, [cache], logits, self._control)
+                future = self._worker.submit(
+                    run, batch, [part.cache for part in parts], logits, self._control
+                )
                 while progress is not None and not wait([future], _PROGRESS_S).done:
                     progress(min(self._control.done / len(self.program.steps), 1.0))
                 future.result()
             except BaseException:  # Ctrl-C, or what the callback raised: the pass may still be running
-                self._stop()
+                self.interrupt()
                 with contextlib.suppress(RuntimeError):  # closed meanwhile
                     self._worker.submit(
                         int
@@ -168,7 +186,8 @@ class Engine:
                 "shorten it or ask for a larger context (--ctx)"
             )
 
-    def _stop(self) -> None:
+    def interrupt(self) -> None:
+        """Stop the pass that is running, if any; it raises Interrupted. From any thread."""
         self._control.stop()
         if self.streamed is not None:
             self.streamed.halt()
@@ -176,11 +195,12 @@ class Engine:
     def close(self) -> None:
         """Stop a running pass, free all memory and give its charges back. Again: nothing happens."""
         self._closed = True
-        self._stop()
+        self.interrupt()
         self._worker.shutdown()
         with self._lock:
             if hasattr(self, "program"):
-                del self.program  # and with it the weights
+                del self.program  # which holds the weights, too
+            self.pinned = {}
             self._logits = allocate(0).view(np.float32)
             for cache in self._caches:
                 cache.truncate(0)
@@ -191,6 +211,18 @@ def _tick(progress: Callable[[float, int], None], at: int, tokens: int, total: i
     progress(at + tokens * share, total)
 
 
+def _batch(parts: Sequence[Part]) -> Batch:
+    counts = [len(part.tokens) for part in parts]
+    return Batch(
+        np.fromiter((t for part in parts for t in part.tokens), np.int32, sum(counts)),
+        np.concatenate(
+            [np.arange(p.start, p.start + n, dtype=np.int32) for p, n in zip(parts, counts, strict=True)]
+        ),
+        np.repeat(np.arange(len(parts), dtype=np.int32), counts),
+        np.fromiter((w for part in parts for w in part.wanted), np.bool_, sum(counts)),
+    )
+
+
 def load_engine(
     model: Model,
     backend: Backend,
@@ -198,6 +230,7 @@ def load_engine(
     *,
     context: int | None = None,
     kv_type: KVType = "f16",
+    sequences: int = 1,
     threads: int = 0,
     progress: Callable[[int, int], None] | None = None,
     profile: Profile | None = None,
@@ -205,6 +238,7 @@ def load_engine(
     """Divide the budget, compile the graph and read the pinned weights.
 
     context : positions; None means 4096, or less where the model or the budget has less.
+    sequences : how many will run at once.
     progress : called with weight bytes read and in all. profile : is told where the time of passes goes, which costs
         some of it.
     Raises BudgetTooSmallError that names the smallest budget, before a weight is read.
@@ -213,7 +247,16 @@ def load_engine(
         raise ParameterError(f"threads is {threads}, expected at least 1, or 0 for the default")
     with contextlib.ExitStack() as resources:
         process = process_memory().rss or 0
-        allotment = divide(model, backend, budget, process, context=context, kv_type=kv_type, threads=threads)
+        allotment = divide(
+            model,
+            backend,
+            budget,
+            process,
+            context=context,
+            kv_type=kv_type,
+            threads=threads,
+            sequences=sequences,
+        )
         parts = allotment.residency
         for tag, nbytes in {"process": process, **allotment.charges()}.items():
             resources.enter_context(budget.charge(tag, nbytes))
@@ -225,7 +268,8 @@ def load_engine(
         streamed, ring = None, None
         if allotment.slots:
             ring = (allocate(allotment.ring_bytes), allotment.slots)
-        program.bind(load_pinned(parts.pinned, source, ring, progress))
+        pinned = load_pinned(parts.pinned, source, ring, progress)
+        program.bind(pinned)
         if ring and parts.embedding is not None:
             streamed = StreamedPasses(model, program, parts, source, *ring, max_tokens=allotment.max_tokens)
             resources.callback(streamed.close)
@@ -233,7 +277,7 @@ def load_engine(
                 profile.stream = streamed.stream.stats
         vocab = model.graph.logits.width
         logits = allocate(allotment.logits_bytes).view(np.float32).reshape(allotment.max_wanted, vocab)
-        return Engine(model, program, allotment, budget, streamed, logits, resources.pop_all())
+        return Engine(model, program, allotment, budget, pinned, streamed, logits, resources.pop_all())
 
 
 def divide(
@@ -245,6 +289,7 @@ def divide(
     context: int | None,
     kv_type: KVType,
     threads: int,
+    sequences: int = 1,
 ) -> Allotment:
     """Divide what the budget has left beside a process of ``process_bytes``. Charges nothing.
 
@@ -252,7 +297,7 @@ def divide(
     """
     workspace = trial_workspace(model, backend, context=context, kv_type=kv_type, threads=threads)
     free = None if budget.free is None else budget.free - process_bytes
-    found = allot(model, free, workspace, context=context, kv_type=kv_type)
+    found = allot(model, free, workspace, context=context, kv_type=kv_type, sequences=sequences)
     if found is None:
         needed = smallest_free_bytes(model, workspace, context=context, kv_type=kv_type)
         positions = context or min(CHUNK_POSITIONS, model.config.context_length)

@@ -1,36 +1,34 @@
-"""One answer: the loop of pass, draw and text, with every way that it can end."""
+"""One answer: the loop of pass, draw and text."""
 
 from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence, Set
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from attrs import asdict, define, field
 from numpy.typing import NDArray
 
+from ramforge_core.answer import Answer, FinishReason
 from ramforge_core.engine import Engine
-from ramforge_core.errors import ParameterError
-from ramforge_core.kv import KVCache
 from ramforge_core.sampling import Sampler
-from ramforge_core.stops import StopMatcher
+from ramforge_core.sequence import KeptSequence
 from ramforge_core.stream import StreamStats
-from ramforge_core.tokenizer import Tokenizer
-
-FinishReason = Literal["stop", "length", "context"]
 
 
 @define
 class GenerationStats:
     """Times and counts of one answer. Seconds are wall-clock; first_token_s counts from the start of the prefill.
 
+    prompt_tokens : of the prompt, those that were run; reused_tokens : those that a kept sequence held already.
     sampling_s : drawing tokens. callback_s : what whoever takes the text did between two pieces of it.
     prompt_reads, decode_reads : what passes read from disk meanwhile. token_s : of each decode pass with its draw.
     """
 
     prompt_tokens: int = 0
+    reused_tokens: int = 0
     prompt_s: float = 0.0
     generated_tokens: int = 0
     decode_passes: int = 0
@@ -71,31 +69,31 @@ class GenerationStats:
 class Generation:
     """An answer being made: iterate over it for pieces of text.
 
-    prompt_ids : what the model read. ids : tokens drawn so far, without the one that ended the answer.
-    finish_reason : None while running; then stop (end-of-generation token or stop string), length (max_tokens
-    reached) or context (no room left).
-    seed : of the sampler, to have the same answer again.
+    prompt_ids : what the model read. seed : of the sampler, to have the same answer again.
+    kept : a sequence to go on from, which keeps what this answer adds; None begins anew and keeps nothing.
     """
 
     engine: Engine
-    tokenizer: Tokenizer
     prompt_ids: Sequence[int]
     sampler: Sampler
-    max_tokens: int | None = None
-    stop: Sequence[str] = ()
-    special: bool = False
+    answer: Answer
     progress: Callable[[float, int], None] | None = None
-    ids: list[int] = field(factory=list, init=False)
-    finish_reason: FinishReason | None = field(default=None, init=False)
+    kept: KeptSequence | None = None
     stats: GenerationStats = field(factory=GenerationStats, init=False)
     _pieces: Iterator[str] = field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 0:
-            raise ParameterError(f"max_tokens is {self.max_tokens}, expected 0 or more")
-        if any(not s for s in self.stop):
-            raise ParameterError("a stop string is empty; every text contains it")
         self._pieces = self._run()
+
+    @property
+    def ids(self) -> list[int]:
+        """Tokens drawn so far, without the one that ended the answer."""
+        return self.answer.ids
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None while it goes on; see `Answer`."""
+        return self.answer.finish_reason
 
     @property
     def seed(self) -> int:
@@ -112,74 +110,54 @@ class Generation:
         return "".join(self)
 
     def _run(self) -> Iterator[str]:
-        stream, matcher = self.tokenizer.stream(special=self.special), StopMatcher(self.stop)
-        for token in self._tokens():
-            piece, stopped = matcher.push(stream.push(token))
-            if piece:
-                yield piece
-            if stopped:
-                self.finish_reason = "stop"
-                return
-        piece, stopped = matcher.push(stream.finish())
-        if stopped:
-            self.finish_reason = "stop"
-        else:
-            piece += matcher.flush()
-        if piece:
-            yield piece
-
-    def _tokens(self) -> Iterator[int]:
-        """Draw until an end; no pass is run after the last wanted token."""
-        if self.max_tokens == 0:
-            self.finish_reason = "length"
+        if self.answer.finish_reason is not None:
             return
-        ends = self.tokenizer.end_of_generation | {
-            token for s in self.stop if (token := self.tokenizer.token_id(s)) is not None
-        }
-        cache = self.engine.cache()
+        sequence = self.kept or KeptSequence(self.engine.cache())
         try:
-            yield from self._draw(cache, ends)
+            yield from self._draw(sequence)
         finally:
-            cache.truncate(0)
+            if self.kept is None:
+                sequence.close()
 
-    def _draw(self, cache: KVCache, ends: Set[int]) -> Iterator[int]:
+    def _draw(self, sequence: KeptSequence) -> Iterator[str]:
         stats, history = self.stats, list(self.prompt_ids)
         reads, began = self.engine.reads, time.perf_counter()
-        logits = self.engine.prefill(history, cache, progress=self.progress)
-        stats.prompt_tokens, stats.prompt_s = len(history), time.perf_counter() - began
+        sequence.cut(sequence.common(history))
+        stats.reused_tokens = len(sequence.ids)
+        new = history[stats.reused_tokens :]
+        logits = self.engine.prefill(new, sequence.cache, stats.reused_tokens, progress=self.progress)
+        sequence.ids += new
+        stats.prompt_tokens, stats.prompt_s = len(new), time.perf_counter() - began
         stats.prompt_reads = self.engine.reads.since(reads)
         token = self._sample(logits, history)
         stats.first_token_s = time.perf_counter() - began
         reads = self.engine.reads
         try:
-            yield from self._decode(token, history, cache, ends)
+            yield from self._decode(token, history, sequence)
         finally:
             stats.decode_reads = self.engine.reads.since(reads)
 
-    def _decode(self, token: int, history: list[int], cache: KVCache, ends: Set[int]) -> Iterator[int]:
-        """Tokens from the first one on, which is drawn already."""
+    def _decode(self, token: int, history: list[int], sequence: KeptSequence) -> Iterator[str]:
+        """Pieces from the first token on, which is drawn already. No pass is run after the last wanted token."""
         stats = self.stats
-        while token not in ends:
-            self.ids.append(token)
-            history.append(token)
-            stats.generated_tokens = len(self.ids)
+        while True:
             given = time.perf_counter()
-            yield token
+            piece = self.answer.accept(token)
+            stats.generated_tokens = len(self.answer.ids)
+            if piece:
+                yield piece
             stats.callback_s += time.perf_counter() - given
-            if len(self.ids) == self.max_tokens:
-                self.finish_reason = "length"
+            if self.answer.finish_reason is not None:
                 return
-            if len(history) > self.engine.context:
-                self.finish_reason = "context"
-                return
+            history.append(token)
             began = time.perf_counter()
-            logits = self.engine.run([token], len(history) - 1, cache, [True])[0]
+            logits = self.engine.run([token], len(history) - 1, sequence.cache, [True])[0]
+            sequence.ids.append(token)
             token = self._sample(logits, history)
             took = time.perf_counter() - began
             stats.decode_passes += 1
             stats.decode_s += took
             stats.token_s.append(took)
-        self.finish_reason = "stop"
 
     def _sample(self, logits: NDArray[np.float32], history: Sequence[int]) -> int:
         began = time.perf_counter()

@@ -127,6 +127,12 @@ class KVCache:
             self.truncate(before * CHUNK_POSITIONS)
             raise
 
+    def copy_from(self, other: KVCache, positions: int) -> None:
+        """Hold what ``other``, of the same layout, holds below ``positions``. Raises as `reserve`."""
+        self.reserve(positions)
+        for mine, theirs in zip(self.chunks, other.chunks[: -(-positions // CHUNK_POSITIONS)], strict=False):
+            mine[:] = theirs
+
     def truncate(self, positions: int) -> None:
         """Drop the chunks that no position below ``positions`` needs."""
         keep = -(-positions // CHUNK_POSITIONS)

@@ -5,7 +5,7 @@ repetition penalty, top-k, top-p, min-p, temperature, draw.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from attrs import define, field, frozen
@@ -69,10 +69,16 @@ class Sampler:
         self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
         self._random = np.random.default_rng(self.seed)
 
-    def __call__(self, logits: NDArray[np.float32], history: Sequence[int]) -> int:
+    def __call__(
+        self,
+        logits: NDArray[np.float32],
+        history: Sequence[int],
+        allow: Callable[[NDArray[np.float32]], NDArray[np.float32]] | None = None,
+    ) -> int:
         """The next token.
 
         logits : float32 (vocab,), not changed. history : all tokens so far, the prompt's included.
+        allow : gives the logits with what may not be drawn at -inf.
         Raises NonFiniteError if a logit is NaN or infinite.
         """
         if not np.isfinite(logits).all():
@@ -80,6 +86,8 @@ class Sampler:
             raise NonFiniteError(
                 f"the model gave {logits[at]} as logit of token {at}; its weights are damaged or overflow"
             )
+        if allow is not None:
+            logits = allow(logits)
         p = self.parameters
         logits = penalize(logits, history, p.repeat_penalty, p.repeat_last_n)
         if p.temperature < GREEDY_BELOW:

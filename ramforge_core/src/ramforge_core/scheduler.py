@@ -1,0 +1,370 @@
+"""Several answers at once: each pass over the weights serves every request that is under way.
+
+A streamed pass costs the same for one token and for many, so four readers cost one. Answers are the same as alone:
+what a pass computes for one sequence does not depend on the others.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
+
+from ramforge_core.answer import Answer
+from ramforge_core.engine import Engine, Part
+from ramforge_core.errors import BudgetExceededError, ContextFullError, Interrupted, QueueFullError
+from ramforge_core.sampling import Sampler
+from ramforge_core.sequence import KeptSequence
+
+_TOKENS_BESIDE = 128
+"""Most tokens of a pass that somebody waits for token by token. A streamed pass takes its time anyway."""
+
+
+class Constraint(Protocol):
+    """What bounds the tokens of an answer, a grammar say."""
+
+    def allow(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits float32 (vocab,) with what may not come at -inf; the argument is not changed."""
+
+    def accept(self, token: int) -> None:
+        """This token was drawn."""
+
+
+@frozen
+class Prefilled:
+    """Of the tokens of the prompt, ``done`` are computed or were kept."""
+
+    done: int
+    total: int
+
+
+@frozen
+class Drawn:
+    """A token, the text that it completes (maybe none), and logarithms of probabilities if they were asked for.
+
+    logprob : of the token. top : the likeliest (token, logprob), the likeliest first.
+    """
+
+    token: int
+    text: str
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@frozen
+class Ended:
+    """The answer is over: see ``request.answer.finish_reason``; or ``error`` says what broke it off."""
+
+    error: Exception | None = None
+
+
+Event = Prefilled | Drawn | Ended
+
+
+@define(eq=False)
+class Request:
+    """One answer to be made.
+
+    answer : with the room that the context leaves for it.
+    logprobs : how many likeliest tokens to report with each drawn one; None reports nothing.
+    listener : called by the scheduler's thread with each event; must not wait. ``Ended`` comes last, and once.
+    reused_tokens, prompt_s, decode_s : of the prompt, what was kept; seconds from admission to the first token, and
+        from that to the end.
+    """
+
+    prompt_ids: Sequence[int]
+    sampler: Sampler
+    answer: Answer
+    listener: Callable[[Event], None]
+    logprobs: int | None = None
+    constraint: Constraint | None = None
+    reused_tokens: int = field(default=0, init=False)
+    prompt_s: float = field(default=0.0, init=False)
+    decode_s: float = field(default=0.0, init=False)
+    _ids: list[int] = field(init=False, repr=False)
+    _cancelled: bool = field(default=False, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._ids = list(self.prompt_ids)
+
+
+@define(eq=False)
+class _Active:
+    """A request with a sequence. Its tokens that the sequence does not hold yet wait for a pass."""
+
+    request: Request
+    sequence: KeptSequence
+    began: float
+
+    @property
+    def pending(self) -> list[int]:
+        return self.request._ids[len(self.sequence.ids) :]
+
+
+@frozen
+class Load:
+    """How busy a scheduler is. kept : sequences whose requests are over."""
+
+    active: int
+    waiting: int
+    kept: int
+    passes: int
+    tokens: int
+
+
+@define(eq=False)
+class Scheduler:
+    """Runs requests on an engine that nobody else uses meanwhile. Call `close` at the end.
+
+    sequences : how many run at once, and how many that are over are kept for texts that begin alike.
+    queue : how many may wait beside them.
+    Memory: caches grow inside the engine's budget. Where it has no more, kept sequences go first, then the youngest
+    running one starts anew later; it draws the same tokens, so nobody sees it but by the time.
+    """
+
+    engine: Engine
+    sequences: int = 4
+    queue: int = 64
+    _active: list[_Active] = field(factory=list, init=False, repr=False)
+    _waiting: deque[Request] = field(factory=deque, init=False, repr=False)
+    _kept: list[KeptSequence] = field(factory=list, init=False, repr=False)
+    """The one used last is the last."""
+    _crowded: bool = field(default=False, init=False)
+    """Somebody had to give way: nobody is admitted until somebody is done."""
+    _passes: int = field(default=0, init=False)
+    _tokens: int = field(default=0, init=False)
+    _changed: threading.Condition = field(factory=threading.Condition, init=False, repr=False)
+    """Guards the queue and the flags; running and kept sequences belong to the thread."""
+    _draining: bool = field(default=False, init=False)
+    _closed: bool = field(default=False, init=False)
+    _thread: threading.Thread = field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._thread = threading.Thread(target=self._work, name="ramforge-scheduler", daemon=True)
+        self._thread.start()
+
+    @property
+    def load(self) -> Load:
+        with self._changed:
+            return Load(len(self._active), len(self._waiting), len(self._kept), self._passes, self._tokens)
+
+    def submit(self, request: Request) -> None:
+        """Begin a request as soon as there is room for it.
+
+        Raises ContextFullError if its prompt can never fit, QueueFullError if too many wait, Interrupted after `drain`.
+        """
+        if len(request.prompt_ids) > self.engine.context:
+            raise ContextFullError(
+                f"the prompt has {len(request.prompt_ids)} tokens, but the context holds {self.engine.context}"
+            )
+        with self._changed:
+            if self._draining or self._closed:
+                raise Interrupted("no more requests are taken")
+            if len(self._waiting) >= self.queue:
+                raise QueueFullError(f"{len(self._waiting)} requests are waiting already; try again later")
+            self._waiting.append(request)
+            self._changed.notify_all()
+
+    def cancel(self, request: Request) -> None:
+        """Nobody wants it any more: no event comes after this but ``Ended``. From any thread."""
+        request._cancelled = True
+        with self._changed:
+            self._changed.notify_all()
+        if all(a.request._cancelled for a in list(self._active)):
+            self.engine.interrupt()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no more requests and wait for those that are there. Returns whether all were done in time."""
+        with self._changed:
+            self._draining = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not (self._active or self._waiting), timeout_s)
+
+    def close(self) -> None:
+        """Break off what runs, and give the memory of all sequences back. The engine stays open."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.engine.interrupt()
+        self._thread.join()
+
+    # -- all from here on runs on the scheduler's own thread ----------------------------------------------------------
+
+    def _work(self) -> None:
+        while self._wait():
+            self._drop_cancelled()
+            self._admit()
+            try:
+                self._pass()
+            except Interrupted:  # nothing of that pass counts: those who still want it run it again
+                continue
+            except Exception as error:  # of the model or the machine: nobody's answer can go on
+                for active in list(self._active):
+                    self._end(active, error)
+        closed = Interrupted("the model was closed")
+        for active in list(self._active):
+            self._end(active, closed)
+        with self._changed:
+            waiting = [*self._waiting]
+            self._waiting.clear()
+        for request in waiting:
+            request.listener(Ended(closed))
+        for kept in self._kept:
+            kept.close()
+        self._kept.clear()
+
+    def _wait(self) -> bool:
+        """Wait for work; False when there will be none."""
+        with self._changed:
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closed or self._active or self._waiting)
+            return not self._closed
+
+    def _drop_cancelled(self) -> None:
+        for active in [a for a in self._active if a.request._cancelled]:
+            self._end(active, None)
+        with self._changed:
+            gone = [r for r in self._waiting if r._cancelled]
+            for request in gone:
+                self._waiting.remove(request)
+        for request in gone:
+            request.listener(Ended())
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._active) < self.sequences and not self._crowded:
+            request = self._waiting[0]
+            active = _Active(request, self._sequence_for(request._ids), time.perf_counter())
+            request.reused_tokens = len(active.sequence.ids)
+            with self._changed:
+                self._waiting.popleft()
+                self._active.append(active)
+            if request.answer.finish_reason is not None:  # no token was asked for
+                self._end(active, None)
+
+    def _sequence_for(self, ids: Sequence[int]) -> KeptSequence:
+        """The kept sequence that begins most alike, cut to that; or a new one, with the start of a running one."""
+        kept = max(self._kept, key=lambda s: s.common(ids), default=None)
+        running = max((a.sequence for a in self._active), key=lambda s: s.common(ids), default=None)
+        of_kept = kept.common(ids) if kept else 0
+        of_running = running.common(ids) if running else 0
+        if kept is not None and of_kept and of_kept >= of_running:
+            self._kept.remove(kept)
+            kept.cut(of_kept)
+            return kept
+        new = KeptSequence(self.engine.cache())
+        if running is not None and of_running:
+            try:
+                new.copy_from(running, of_running)
+            except BudgetExceededError:
+                new.close()  # computed again instead, when there is room
+        return new
+
+    def _pass(self) -> None:
+        """One pass for as many running requests as fit: a token of each that draws, then prompts, oldest first."""
+        todo: list[tuple[_Active, list[int], bool]] = []
+        tokens, wanted = self.engine.allotment.max_tokens, self.engine.allotment.max_wanted
+        if self.engine.streamed is None and any(len(active.pending) == 1 for active in self._active):
+            tokens = min(tokens, _TOKENS_BESIDE)
+        for active in sorted(self._active, key=lambda a: len(a.pending) > 1):
+            pending = active.pending
+            if not wanted and len(pending) <= tokens:
+                pending = pending[:-1]  # there is no room for its logits in this pass
+            run = pending[:tokens]
+            if not run or active not in self._active or not self._reserve(active, len(run)):
+                continue
+            last = len(run) == len(active.pending)
+            todo.append((active, run, last))
+            tokens, wanted = tokens - len(run), wanted - last
+        todo = [(active, run, last) for active, run, last in todo if active in self._active]
+        if not todo:
+            return
+        parts = [
+            Part(run, len(active.sequence.ids), active.sequence.cache, [False] * (len(run) - 1) + [last])
+            for active, run, last in todo
+        ]
+        rows = iter(self.engine.run_parts(parts))
+        self._passes += 1
+        self._tokens += sum(len(run) for _, run, _ in todo)
+        for active, run, last in todo:
+            active.sequence.ids += run
+            if last:
+                self._draw(active, next(rows))
+            else:
+                active.request.listener(Prefilled(len(active.sequence.ids), len(active.request._ids)))
+        # Whoever drew goes behind those that a pass had no room for.
+        drew = [active for active, _, last in todo if last and active in self._active]
+        self._active = [a for a in self._active if a not in drew] + drew
+
+    def _reserve(self, active: _Active, tokens: int) -> bool:
+        """Make room in its cache; False if it had to give way to others, and waits for its turn again."""
+        while active in self._active:
+            try:
+                active.sequence.cache.reserve(len(active.sequence.ids) + tokens)
+            except BudgetExceededError as error:
+                if self._kept:
+                    self._kept.pop(0).close()
+                elif len(self._active) == 1:
+                    self._end(active, error)
+                else:
+                    self._put_back(max(self._active, key=lambda a: a.began))
+            else:
+                return True
+        return False
+
+    def _put_back(self, active: _Active) -> None:
+        active.sequence.close()
+        self._crowded = True
+        with self._changed:
+            self._active.remove(active)
+            self._waiting.appendleft(active.request)
+
+    def _draw(self, active: _Active, logits: NDArray[np.float32]) -> None:
+        request = active.request
+        now = time.perf_counter()
+        if not request.answer.ids:
+            request.prompt_s = now - active.began
+        request.decode_s = now - active.began - request.prompt_s
+        try:
+            bound = request.constraint
+            token = request.sampler(logits, request._ids, None if bound is None else bound.allow)
+            if bound is not None:
+                bound.accept(token)
+            logprob, top = _logprobs(logits, token, request.logprobs)
+            text = request.answer.accept(token)
+        except Exception as error:  # of this request alone
+            self._end(active, error)
+            return
+        request._ids.append(token)
+        request.listener(Drawn(token, text, logprob, top))
+        if request.answer.finish_reason is not None:
+            self._end(active, None)
+
+    def _end(self, active: _Active, error: Exception | None) -> None:
+        self._active.remove(active)
+        self._crowded = False
+        if error is None and active.sequence.ids:
+            self._kept.append(active.sequence)
+            if len(self._kept) > self.sequences:
+                self._kept.pop(0).close()
+        else:
+            active.sequence.close()
+        active.request.listener(Ended(error))
+
+
+def _logprobs(
+    logits: NDArray[np.float32], token: int, top: int | None
+) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+    """Natural logarithms of probabilities at temperature 1, before any filter: of the token, and of the likeliest."""
+    if top is None:
+        return None, ()
+    values = logits.astype(np.float64)
+    values -= values.max()
+    values -= np.log(np.exp(values).sum())
+    likeliest = np.argsort(-values, kind="stable")[:top]
+    return float(values[token]), tuple((int(i), float(values[i])) for i in likeliest)
