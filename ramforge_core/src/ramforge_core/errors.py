@@ -106,6 +106,18 @@ class ContextFullError(RamforgeError, ValueError):
     reason = "context-full"
 
 
+class QueueFullError(RamforgeError, RuntimeError):
+    """So many requests wait already that another one is refused."""
+
+    reason = "queue-full"
+
+
+class SessionError(RamforgeError, ValueError):
+    """A saved session is damaged, of another version or of another model."""
+
+    reason = "session"
+
+
 class TemplateError(RamforgeError, ValueError):
     """The chat template of the model is faulty, unsafe or refuses these messages."""
 
