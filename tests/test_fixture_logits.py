@@ -12,11 +12,14 @@ import ramforge_core
 PLAIN = (
     "gemma2",
     "gemma3",
+    "granite",
     "llama-rope-linear",
     "llama-rope-llama3",
     "llama-rope-yarn",
     "llama-tied-headdim",
     "mistral",
+    "olmo2",
+    "phi3",
     "qwen3",
 )
 QUANTIZED = ("llama-gqa", "qwen2")

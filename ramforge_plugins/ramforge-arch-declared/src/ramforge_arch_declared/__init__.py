@@ -16,7 +16,7 @@ from ramforge_core.transformer import TransformerConfig, read_transformer
 if TYPE_CHECKING:
     from ramforge_core.gguf import Metadata
 
-KEYS = ("phi3", "qwen35")
+KEYS = ("qwen35",)
 
 
 @define
