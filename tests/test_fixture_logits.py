@@ -21,6 +21,7 @@ PLAIN = (
     "olmo2",
     "phi3",
     "qwen3",
+    "smollm3",
 )
 QUANTIZED = ("llama-gqa", "qwen2")
 TYPES = ("BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
