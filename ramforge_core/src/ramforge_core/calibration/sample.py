@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ramforge_core.allotment import SLOTS
 from ramforge_core.backend import Backend, Batch, Control, Limits, Program, WeightSpec
 from ramforge_core.datasource import DataSource
-from ramforge_core.graph import Attention, Embed, Graph, Linear, Op, Stage, Value
+from ramforge_core.graph import Attention, Embed, Graph, Linear, Op, Stage, Value, op_weights
 from ramforge_core.kv import KVCache, KVLayout, KVType
 from ramforge_core.memory import allocate
 from ramforge_core.residency import PAGE, ROWS, Read
@@ -198,7 +198,7 @@ def assemble(
                     renamed[value] = changes["out"] = Value(f"s{count}", value.width)
                 elif isinstance(value, Value):
                     changes[f.name] = renamed.get(value) or entry[value.width]
-                elif f.name in ("weight", "bias", "factors", "sinks") and value is not None:
+                elif isinstance(value, str) and value in op_weights(op):
                     changes[f.name] = f"{value}#{copy}"
                     specs.setdefault(f"{value}#{copy}", evolve(weights[value], name=f"{value}#{copy}"))
             if isinstance(op, Attention):
