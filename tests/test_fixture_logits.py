@@ -18,14 +18,18 @@ PLAIN = (
     "llama-rope-yarn",
     "llama-tied-headdim",
     "mistral",
+    "mixtral",
     "olmo2",
     "phi3",
+    "qwen2moe",
     "qwen3",
     "smollm3",
+    "qwen3moe",
 )
 QUANTIZED = ("llama-gqa", "qwen2")
 TYPES = ("BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
 FILES = [(name, "") for name in PLAIN + QUANTIZED] + [(name, "-" + t) for name in QUANTIZED for t in TYPES]
+FILES.append(("mixtral", "-Q4_K_M"))
 
 
 @pytest.fixture(params=FILES, ids=lambda f: f[0] + f[1])

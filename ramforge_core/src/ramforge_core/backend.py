@@ -10,7 +10,7 @@ import numpy as np
 from attrs import Factory, define, field, frozen
 from numpy.typing import NDArray
 
-from ramforge_core.graph import Graph
+from ramforge_core.graph import Graph, Value
 from ramforge_core.kv import KVCache, KVLayout
 from ramforge_core.quant import QuantFormat
 
@@ -120,6 +120,13 @@ class Program(ABC):
         """
 
     @abstractmethod
+    def bind_experts(self, weight: str, experts: Mapping[int, NDArray[np.uint8]]) -> None:
+        """As `bind`, for single experts of a weight (E, rows, columns) of a `Moe` op: number -> packed bytes.
+
+        Only experts that tokens choose need be bound when the op runs.
+        """
+
+    @abstractmethod
     def run(
         self,
         batch: Batch,
@@ -127,13 +134,21 @@ class Program(ABC):
         logits: NDArray[np.float32],
         control: Control,
         steps: range | None = None,
+        experts: range | None = None,
     ) -> None:
         """Run consecutive steps (all of them by default) for a batch.
 
         caches : by sequence number of the batch; already grown to hold the batch's positions. Written.
         logits : float32 (number of wanted tokens, vocab), written by the last steps, in batch order.
-        Raises Interrupted when ``control.stop`` was raised, at the latest one tile of work later.
+        experts : for a run of one `Moe` step, the experts to take now. Consecutive ranges from 0 to E, one run each,
+            give the bits of one run over all.
+        Raises Interrupted when ``control.stop`` was raised, at the latest one tile of work later; ParameterError if
+        a weight or a chosen expert is not bound.
         """
+
+    @abstractmethod
+    def read(self, value: Value) -> NDArray[np.float32]:
+        """A value that the last step of the last run wrote: (rows, width), good until the next run."""
 
 
 class Backend(ABC):

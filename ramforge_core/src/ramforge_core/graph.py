@@ -2,7 +2,7 @@
 
 This is a description; it holds no array and computes nothing. The formula of each op is stated here and defined by
 the backend ``numpy``. Letters: T tokens of the batch, D width of a value, H query heads, G key/value heads,
-K width of a key head, V width of a value head.
+K width of a key head, V width of a value head, E experts of which each token uses k, F width inside an expert.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 
 from ramforge_core.errors import TensorError
 
-GRAPH_VERSION = 1
+GRAPH_VERSION = 2
 """Raised whenever an op is added or changes its meaning."""
 
 
@@ -33,11 +33,12 @@ class RopeScaling:
 
     kind linear: all frequencies divided by ``factor``. kind yarn: interpolated between the stretched and the
     original frequency by dimension (Peng et al. 2023), and cos and sin multiplied by ``attention_factor``, which is
-    the complete multiplier (usually 1 + 0.1 ln factor).
+    the complete multiplier (usually 1 + 0.1 ln factor). kind longrope: nothing but that multiplier; the frequencies
+    are stretched by `Rope.factors` or `Rope.long_factors`, whichever the context asks for (Ding et al. 2024).
     Llama 3's scaling needs no kind: GGUF files hold its per-dimension factors as the tensor `Rope.factors`.
     """
 
-    kind: Literal["linear", "yarn"]
+    kind: Literal["linear", "yarn", "longrope"]
     factor: float
     original_context: int = 0
     attention_factor: float = 1.0
@@ -136,6 +137,8 @@ class Rope:
     The first ``rotary_width`` values of a head are rotated in pairs, the rest is copied. pairs ``adjacent``: value
     2i with 2i+1; ``half``: value i with i + rotary_width/2. Pair i turns by position * base^(-2i/rotary_width),
     divided by ``factors[i]`` where that weight (rotary_width/2,) is named, then changed by ``scaling``.
+    long_factors : takes the place of ``factors`` in a program whose context (`Limits.max_context`) is longer than
+        ``scaling.original_context``.
     """
 
     out: Value
@@ -146,6 +149,7 @@ class Rope:
     base: float
     scaling: RopeScaling | None = None
     factors: str | None = None
+    long_factors: str | None = None
 
 
 @frozen
@@ -184,19 +188,94 @@ class Glu:
     act: Literal["silu", "gelu"]
 
 
-Op = Embed | Norm | Linear | Slice | Add | Mul | Scale | Softcap | Rope | Attention | Glu
+@frozen
+class Gate:
+    """out = x * sigmoid(gate); gate (T, 1) goes for the whole row, gate (T, width of x) value by value."""
+
+    out: Value
+    x: Value
+    gate: Value
+
+
+@frozen
+class Route:
+    """Choose k experts for each token: out (T, 2k) = their numbers, ascending, then their weights in this order.
+
+    logits (T, E). scores s are softmax(logits) or sigmoid(logits). Chosen are the k largest s + bias, bias being a
+    weight (E,) or 0; of equal ones the lower number, and what is not a number counts as the largest. The weight of an
+    expert is its s, divided by the sum of the chosen ones if ``normalise`` (which makes softmax a softmax over the
+    chosen), times ``scale``. Numbers are exact: a float32 holds integers up to 2^24.
+    """
+
+    out: Value
+    logits: Value
+    scores: Literal["softmax", "sigmoid"]
+    normalise: bool
+    scale: float
+    bias: str | None = None
+
+
+@frozen
+class Moe:
+    """Mixture of experts: out[t] = sum over the chosen e, ascending, of w(t, e) * (down_e @ h + down_bias_e).
+
+    h = glu(gate_e @ x[t] + gate_bias_e, up_e @ x[t] + up_bias_e). x (T, D); routes (T, 2k) as from `Route`; weights
+    gate and up (E, F, D), down (E, D, F), their biases (E, F), (E, F), (E, D). act is silu or gelu as in `Glu`, or
+    swiglu_oai: (u + 1) * g * sigmoid(1.702 g) with g = min(gate, 7) and u = up clamped to [-7, 7] (gpt-oss).
+    experts, expert_width : E and F.
+    Summing in the order of the experts makes a token's result independent of the others in the batch, and lets a
+    backend take some experts first and the others later: see `Program.run`.
+    """
+
+    out: Value
+    x: Value
+    routes: Value
+    gate_weight: str
+    up_weight: str
+    down_weight: str
+    experts: int
+    expert_width: int
+    act: Literal["silu", "gelu", "swiglu_oai"] = "silu"
+    gate_bias: str | None = None
+    up_bias: str | None = None
+    down_bias: str | None = None
+
+    @property
+    def chosen(self) -> int:
+        """Experts for each token: k."""
+        return self.routes.width // 2
+
+    @property
+    def expert_weights(self) -> tuple[str, str, str]:
+        """Names of the weights whose first dimension is the expert."""
+        return self.gate_weight, self.up_weight, self.down_weight
+
+
+Op = Embed | Norm | Linear | Slice | Add | Mul | Scale | Softcap | Rope | Attention | Glu | Gate | Route | Moe
 """The closed set. A backend implements all of it."""
+
+_WEIGHT_FIELDS = (
+    "weight",
+    "gate_weight",
+    "up_weight",
+    "down_weight",
+    "bias",
+    "gate_bias",
+    "up_bias",
+    "down_bias",
+)
+_INPUT_FIELDS = ("x", "a", "b", "q", "k", "v", "gate", "up", "logits", "routes")
 
 
 def op_weights(op: Op) -> tuple[str, ...]:
-    """Names of the weights that an op reads, in the order of its fields."""
-    names = (getattr(op, f, None) for f in ("weight", "bias", "factors", "sinks"))
+    """Names of the weights that an op reads, in a fixed order."""
+    names = (getattr(op, f, None) for f in (*_WEIGHT_FIELDS, "factors", "sinks"))
     return tuple(n for n in names if n is not None)
 
 
 def op_inputs(op: Op) -> tuple[Value, ...]:
     """Values that an op reads, in the order of its fields."""
-    values = (getattr(op, f, None) for f in ("x", "a", "b", "q", "k", "v", "gate", "up"))
+    values = (getattr(op, f, None) for f in _INPUT_FIELDS)
     return tuple(v for v in values if v is not None)
 
 
@@ -341,16 +420,17 @@ class GraphBuilder:
         base: float,
         scaling: RopeScaling | None = None,
         factors: str | None = None,
+        long_factors: str | None = None,
     ) -> Value:
         if x.width % head_width or rotary_width > head_width or rotary_width % 2:
             raise ValueError(
                 f"cannot rotate {rotary_width} values of heads of {head_width} in a value of {x.width}"
             )
-        if factors is not None:
-            self._vector(factors, rotary_width // 2)
-        return self._emit(
-            Rope(self._value(x.width), x, head_width, rotary_width, pairs, base, scaling, factors)
-        )
+        for name in (factors, long_factors):
+            if name is not None:
+                self._vector(name, rotary_width // 2)
+        out = self._value(x.width)
+        return self._emit(Rope(out, x, head_width, rotary_width, pairs, base, scaling, factors, long_factors))
 
     def attention(
         self,
@@ -382,6 +462,57 @@ class GraphBuilder:
 
     def glu(self, gate: Value, up: Value, act: Literal["silu", "gelu"] = "silu") -> Value:
         return self._emit(Glu(self._value(self._same(gate, up)), gate, up, act))
+
+    def gate(self, x: Value, gate: Value) -> Value:
+        if gate.width not in (1, x.width):
+            raise ValueError(
+                f"a gate of width {gate.width} for a value of width {x.width}; 1 or {x.width} fits"
+            )
+        return self._emit(Gate(self._value(x.width), x, gate))
+
+    def route(
+        self,
+        logits: Value,
+        chosen: int,
+        *,
+        normalise: bool,
+        scores: Literal["softmax", "sigmoid"] = "softmax",
+        scale: float = 1.0,
+        bias: str | None = None,
+    ) -> Value:
+        if not 1 <= chosen <= logits.width:
+            raise ValueError(f"{chosen} of {logits.width} experts cannot be chosen")
+        if bias is not None:
+            self._vector(bias, logits.width)
+        return self._emit(Route(self._value(2 * chosen), logits, scores, normalise, scale, bias))
+
+    def moe(
+        self,
+        x: Value,
+        routes: Value,
+        gate: str,
+        up: str,
+        down: str,
+        act: Literal["silu", "gelu", "swiglu_oai"] = "silu",
+        *,
+        gate_bias: str | None = None,
+        up_bias: str | None = None,
+        down_bias: str | None = None,
+    ) -> Value:
+        experts, width = self.shapes[gate][0], self.shapes[gate][-2]
+        wanted = {
+            gate: (experts, width, x.width),
+            up: (experts, width, x.width),
+            down: (experts, x.width, width),
+            gate_bias: (experts, width),
+            up_bias: (experts, width),
+            down_bias: (experts, x.width),
+        }
+        for name, shape in wanted.items():
+            if name is not None and self.shapes[name] != shape:
+                raise TensorError(f"tensor {name!r} has shape {self.shapes[name]}, expected {shape}")
+        biases = (gate_bias, up_bias, down_bias)
+        return self._emit(Moe(self._value(x.width), x, routes, gate, up, down, experts, width, act, *biases))
 
     def logits(self, x: Value) -> None:
         """Name the value that the pass is run for."""

@@ -9,14 +9,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ramforge_core.architecture import Architecture, TensorSpec
 from ramforge_core.backend import WeightSpec
 from ramforge_core.errors import MetadataError, TensorError, UnknownPluginError, UnsupportedError
 from ramforge_core.gguf import GGML_TYPES, type_label
 from ramforge_core.graph import Graph, GraphBuilder
-from ramforge_core.plugins import package_for
+from ramforge_core.plugin_messages import package_for
 
 if TYPE_CHECKING:
     from ramforge_core.gguf import GGUF, TensorInfo
@@ -82,7 +82,7 @@ def check_tensors(
         raise TensorError(f"missing {_names(missing)}: architecture {key!r} needs it with these settings")
     for spec in specs:
         info = tensors.get(spec.name)
-        if info is not None and info.shape != spec.shape:
+        if info is not None and _without_ones(info.shape) != _without_ones(spec.shape):
             raise TensorError(
                 f"tensor {spec.name!r} has shape {info.shape}, expected {spec.shape} from the metadata of the file"
             )
@@ -93,7 +93,13 @@ def check_tensors(
             f"unknown {_names(foreign)}: architecture {key!r} as implemented here does not use it, so the text "
             f"would be wrong"
         )
-    return dict(tensors)
+    shapes = {s.name: s.shape for s in specs}
+    return {name: evolve(info, shape=shapes[name]) for name, info in tensors.items()}
+
+
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Writers differ in whether a matrix of one row is a vector; the bytes are the same."""
+    return shape[1:] if len(shape) > 1 and shape[0] == 1 else shape
 
 
 def _weights(used: Mapping[str, TensorInfo], registry: Registry) -> dict[str, WeightSpec]:

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ramforge_core.backend import Batch, Control, Program, WeightSpec
-from ramforge_core.graph import Attention, Embed, Graph, Linear, Op
+from ramforge_core.graph import Attention, Embed, Graph, Linear, Moe, Op, Value
 from ramforge_core.kv import KVCache
 from ramforge_core.stream import StreamStats
 
@@ -45,7 +45,8 @@ class KindUse:
 class PhaseUse:
     """All passes of one phase.
 
-    stages : by name, in the model's order. kinds : by quant format of matrices, ``attention``, ``embedding``, `OTHER`.
+    stages : by name, in the model's order. kinds : by quant format of matrices, ``attention``, ``embedding``,
+        ``experts``, `OTHER`.
     """
 
     passes: int = 0
@@ -99,7 +100,8 @@ def _work(op: Op, weights: Mapping[str, WeightSpec]) -> tuple[str, int]:
     if isinstance(op, Linear):
         spec = weights[op.weight]
         return spec.format.name, spec.nbytes
-    return "attention" if isinstance(op, Attention) else "embedding" if isinstance(op, Embed) else OTHER, 0
+    kinds = {Attention: "attention", Embed: "embedding", Moe: "experts"}
+    return kinds.get(type(op), OTHER), 0
 
 
 class _Watched(Program):
@@ -126,6 +128,14 @@ class _Watched(Program):
                 stage = self._stage_of[name]
                 self._waiting[stage] = self._waiting.get(stage, 0) + data.nbytes
 
+    def bind_experts(self, weight: str, experts: Mapping[int, NDArray[np.uint8]]) -> None:
+        self._program.bind_experts(weight, experts)
+        stage = self._stage_of[weight]
+        self._waiting[stage] = self._waiting.get(stage, 0) + sum(data.nbytes for data in experts.values())
+
+    def read(self, value: Value) -> NDArray[np.float32]:
+        return self._program.read(value)
+
     def run(
         self,
         batch: Batch,
@@ -133,6 +143,7 @@ class _Watched(Program):
         logits: NDArray[np.float32],
         control: Control,
         steps: range | None = None,
+        experts: range | None = None,
     ) -> None:
         steps = range(len(self.steps)) if steps is None else steps
         phase = self._profile.phases["decode" if batch.wanted.size == batch.wanted.sum() == 1 else "prefill"]
@@ -144,7 +155,7 @@ class _Watched(Program):
             end = min(part.end, steps.stop)
             control.begin(at)
             began = time.perf_counter()
-            self._program.run(batch, caches, logits, control, range(at, end))
+            self._program.run(batch, caches, logits, control, range(at, end), experts)
             took = time.perf_counter() - began
             phase.stages[part.stage].compute_s += took
             kind = phase.kinds.setdefault(part.kind, KindUse())

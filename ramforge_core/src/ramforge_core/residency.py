@@ -10,6 +10,7 @@ its own, which is all that a backend needs to know of it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from attrs import evolve, frozen
@@ -150,7 +151,7 @@ def _matrices(graph: Graph) -> list[list[str]]:
 
 
 def _rows(spec: WeightSpec) -> int:
-    return spec.shape[0] if len(spec.shape) > 1 else 1
+    return math.prod(spec.shape[:-1])
 
 
 def _share(model: Model, matrices: Sequence[Sequence[str]], free: int) -> dict[str, int]:
@@ -200,8 +201,7 @@ def _rows_per_slot(spec: WeightSpec, slot_bytes: int) -> int:
 
 
 def _piece(model: Model, tensor: str, first: int, rows: int, name: str) -> Piece:
-    info, spec = model.gguf.tensors[tensor], model.weights[tensor]
-    row_bytes = spec.row_bytes if len(spec.shape) > 1 else spec.nbytes
+    info, row_bytes = model.gguf.tensors[tensor], model.weights[tensor].row_bytes
     return Piece(name, tensor, first, rows, info.file, info.offset + first * row_bytes, rows * row_bytes)
 
 
@@ -214,7 +214,7 @@ def _rewrite(
     max_tokens: int,
 ) -> Residency:
     weights = {n: model.weights[n] for n in vectors}
-    pinned = [_piece(model, n, 0, 1, n) for n in vectors]
+    pinned = [_piece(model, n, 0, _rows(model.weights[n]), n) for n in vectors]
     streamed: list[Piece] = []
     embedding = next(op.weight for op in model.graph.ops if isinstance(op, Embed))
     spec = model.weights[embedding]

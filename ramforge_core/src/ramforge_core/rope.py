@@ -10,13 +10,21 @@ from numpy.typing import NDArray
 from ramforge_core.graph import Rope, RopeScaling
 
 
+def rope_factors(rope: Rope, context: int) -> str | None:
+    """Name of the weight that divides the frequencies in a program of so many positions; None if none does."""
+    if rope.long_factors is not None and rope.scaling is not None and context > rope.scaling.original_context:
+        return rope.long_factors
+    return rope.factors
+
+
 def rope_frequencies(
     rope: Rope, factors: NDArray[np.float32] | None = None
 ) -> tuple[NDArray[np.float32], float]:
     """Angle per position of every pair, and the magnitude that cos and sin are multiplied by.
 
-    factors : float32 (rotary_width / 2,), the decoded weight `Rope.factors`; each divides the frequency of its pair.
-    Returns float32 (rotary_width / 2,), in radians per position, and the magnitude (1.0 but for yarn).
+    factors : float32 (rotary_width / 2,), the decoded weight that `rope_factors` names; each divides the frequency of
+        its pair.
+    Returns float32 (rotary_width / 2,), in radians per position, and the magnitude (1.0 but for yarn and longrope).
 
     A backend turns pair i of the token at ``position`` by ``float64(position) * float64(frequencies[i])`` and
     rounds cos and sin to float32 only after the multiplication with the magnitude.
@@ -29,6 +37,8 @@ def rope_frequencies(
     if rope.scaling is not None:
         if rope.scaling.kind == "linear":
             frequencies = frequencies / rope.scaling.factor
+        elif rope.scaling.kind == "longrope":
+            magnitude = rope.scaling.attention_factor
         else:
             kept = _yarn_kept_share(rope.scaling, rope.rotary_width, float(rope.base))
             frequencies = frequencies / rope.scaling.factor * (1 - kept) + frequencies * kept

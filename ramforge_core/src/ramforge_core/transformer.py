@@ -138,8 +138,12 @@ def _rope_scaling(metadata: Metadata, arch: str) -> RopeScaling | None:
     original = metadata.integer(
         f"{key}.original_context_length", default=metadata.integer(f"{arch}.context_length")
     )
+    if kind == "longrope":
+        return RopeScaling("longrope", 1.0, original, positive(metadata, f"{key}.attn_factor", 1.0))
     if kind != "yarn":
-        raise UnsupportedError(f"metadata key '{key}.type' is {kind!r}; supported: none, linear, yarn")
+        raise UnsupportedError(
+            f"metadata key '{key}.type' is {kind!r}; supported: none, linear, longrope, yarn"
+        )
     return RopeScaling(
         "yarn",
         factor,

@@ -7,7 +7,7 @@ import pytest
 from ramforge_arch_llama import ROPE_FACTORS, Llama
 from ramforge_core.errors import MetadataError, TensorError, UnsupportedError
 from ramforge_core.gguf import Metadata
-from ramforge_core.graph import GraphBuilder, Rope, RopeScaling
+from ramforge_core.graph import GraphBuilder, Rope, RopeScaling, Route
 from ramforge_core.model import check_tensors
 from ramforge_core.testing import ArchitectureTests
 from ramforge_core.testing.architecture import tensor_info
@@ -99,9 +99,19 @@ def test_heads_must_divide():
         config(**{"attention.head_count_kv": 3})
 
 
-def test_experts_are_refused():
-    with pytest.raises(UnsupportedError, match="expert_count"):
-        config(expert_count=8)
+def test_experts_take_the_place_of_the_feed_forward_part():
+    c = config(expert_count=8, expert_used_count=2)
+    names = [s.name for s in Llama().tensors(c)]
+    assert "blk.1.ffn_down_exps.weight" in names
+    assert "blk.1.ffn_down.weight" not in names
+    routes = [op for op in graph(c).ops if isinstance(op, Route)]
+    assert [(op.scores, op.normalise, op.out.width) for op in routes] == [("softmax", True, 4)] * 2
+
+
+@pytest.mark.parametrize("chosen", [0, 9])
+def test_experts_in_use_are_among_those_there_are(chosen):
+    with pytest.raises(MetadataError, match="expert_used_count"):
+        config(expert_count=8, expert_used_count=chosen)
 
 
 def test_biases_are_all_or_none():

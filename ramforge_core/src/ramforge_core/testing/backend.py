@@ -16,12 +16,13 @@ import pytest
 from numpy.typing import NDArray
 
 from ramforge_core.backend import Backend, Batch, Control, Limits, Program, WeightSpec
-from ramforge_core.errors import Interrupted, ShapeError
-from ramforge_core.graph import Graph, GraphBuilder, Rope, RopeScaling, Value
+from ramforge_core.errors import Interrupted, ParameterError, ShapeError
+from ramforge_core.graph import Graph, GraphBuilder, Moe, Rope, RopeScaling, Route, Value
 from ramforge_core.kv import CHUNK_POSITIONS, KV_TYPES, KVCache, KVLayout, KVType
 from ramforge_core.memory import allocate
 from ramforge_core.quant import QuantFormat
 from ramforge_core.rope import rope_frequencies
+from ramforge_core.testing.experts import MIXTURES, TOKENS, mixture_formula, mixture_graph
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -54,10 +55,14 @@ class Rig:
         threads: int = 0,
         formats: Mapping[str, QuantFormat] | None = None,
         data: Mapping[str, NDArray[np.uint8]] | None = None,
+        missing: Mapping[str, F32] | None = None,
     ) -> None:
-        """formats, data : for weights that are not float32: their format, and their bytes if these are not float32."""
+        """formats, data : for weights that are not float32: their format, and their bytes if these are not float32.
+        missing : weights that are known, but not bound.
+        """
         formats, data = formats or {}, data or {}
-        self.specs = {n: WeightSpec(n, w.shape, formats.get(n, PlainFloat32())) for n, w in weights.items()}
+        known = {**(missing or {}), **weights}
+        self.specs = {n: WeightSpec(n, w.shape, formats.get(n, PlainFloat32())) for n, w in known.items()}
         self.layout = KVLayout.of(graph.attentions, kv_type)
         limits = Limits(max_tokens, max_tokens, max_context, self.layout, threads)
         self.graph, self.weights = graph, weights
@@ -66,15 +71,14 @@ class Rig:
         self.program: Program = backend.compile(graph, self.specs, limits)
         self.program.bind({n: data[n] if n in data else packed(w) for n, w in weights.items()})
 
-    def run(
+    def batch(
         self,
         tokens: Sequence[int],
         positions: Sequence[int] | None = None,
         sequences: Sequence[int] | None = None,
         wanted: Sequence[bool] | None = None,
-        cuts: Sequence[int] = (),
-    ) -> F32:
-        """One pass; ``cuts`` are the steps at which it is cut into several calls."""
+    ) -> Batch:
+        """A batch, with caches that hold it."""
         n = len(tokens)
         batch = Batch(
             np.array(tokens, np.int32),
@@ -86,6 +90,18 @@ class Rig:
             self.caches.append(KVCache(self.layout))
         for cache in self.caches:
             cache.reserve(int(batch.positions.max()) + 1)
+        return batch
+
+    def run(
+        self,
+        tokens: Sequence[int],
+        positions: Sequence[int] | None = None,
+        sequences: Sequence[int] | None = None,
+        wanted: Sequence[bool] | None = None,
+        cuts: Sequence[int] = (),
+    ) -> F32:
+        """One pass; ``cuts`` are the steps at which it is cut into several calls."""
+        batch = self.batch(tokens, positions, sequences, wanted)
         logits = np.full((int(batch.wanted.sum()), self.graph.logits.width), 7e7, np.float32)
         if not cuts:
             self.program.run(batch, self.caches, logits, self.control)
@@ -207,6 +223,11 @@ _OPS: dict[str, tuple[Callable[[GraphBuilder, Value, Value], Value], Callable[[F
     "glu gelu": (
         lambda g, x, y: g.glu(x, y, "gelu"),
         lambda x, y, w: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) * y,
+    ),
+    "gate": (lambda g, x, y: g.gate(x, y), lambda x, y, w: x * _sigmoid(y)),
+    "gate of a row": (
+        lambda g, x, y: g.gate(x, g.slice(y, 9, 1)),
+        lambda x, y, w: x * _sigmoid(y[:, 9:10]),
     ),
     "a value used again": (
         lambda g, x, y: g.add(g.mul(g.scale(x, 2.0), y), g.scale(x, 3.0)),
@@ -492,3 +513,67 @@ class BackendTests:
         graph, weights = tiny_llama()
         weights[name].reshape(-1)[5] = bad
         assert not np.isfinite(Rig(backend, graph, weights).run([1, 2, 3])).all(axis=1).any()
+
+    @pytest.mark.parametrize("name", MIXTURES)
+    def test_experts(self, backend: Backend, name: str) -> None:
+        """B17: route and moe give what their formulas say, for one token and for many."""
+        graph, weights = mixture_graph(**MIXTURES[name])
+        rig = Rig(backend, graph, weights, max_tokens=TOKENS)
+        for tokens in ([3], list(range(TOKENS))):
+            self.close(rig.run(tokens), mixture_formula(weights, tokens, **MIXTURES[name]))
+
+    def test_equal_scores(self, backend: Backend) -> None:
+        """B18: of experts with equal scores the lower number is chosen, and what is not a number is not lost."""
+        graph, weights = mixture_graph(normalise=True, chosen=3)
+        weights["router"][:] = weights["router"][0]
+        route = next(op for op in graph.ops if isinstance(op, Route))
+        cut = graph.ops.index(route) + 1
+        rig = Rig(backend, graph, weights)
+        batch = rig.batch([4, 5])
+        logits = np.empty((2, graph.logits.width), np.float32)
+        rig.program.run(batch, rig.caches, logits, rig.control, range(cut))
+        np.testing.assert_array_equal(rig.program.read(route.out)[:, :3], [[0, 1, 2]] * 2)
+        np.testing.assert_allclose(rig.program.read(route.out)[:, 3:], 1 / 3, rtol=1e-6)
+        weights["router"][7, 0] = np.nan
+        assert np.isnan(Rig(backend, graph, weights).run([4])).all()
+
+    def test_experts_may_come_later(self, backend: Backend) -> None:
+        """B19: experts taken in several runs, or by several threads, or for some tokens only, give the same bits."""
+        graph, weights = mixture_graph(normalise=True, chosen=3)
+        moe = next(i for i, op in enumerate(graph.ops) if isinstance(op, Moe))
+        whole = Rig(backend, graph, weights, max_tokens=TOKENS, threads=1).run(range(TOKENS))
+        rig = Rig(backend, graph, weights, max_tokens=TOKENS, threads=2)
+        np.testing.assert_array_equal(rig.run(range(TOKENS)), whole)
+        np.testing.assert_array_equal(rig.run([7, 100, 7]), whole[[7, 100, 7]])
+        for bounds in ([0, 4, 9], [0, 1, 2, 8, 9]):
+            batch, logits = rig.batch(range(TOKENS)), np.empty_like(whole)
+            rig.program.run(batch, rig.caches, logits, rig.control, range(moe))
+            for start, stop in pairwise(bounds):
+                experts, step = range(start, stop), range(moe, moe + 1)
+                rig.program.run(batch, rig.caches, logits, rig.control, step, experts)
+            np.testing.assert_array_equal(logits, whole)
+
+    def test_only_chosen_experts_are_needed(self, backend: Backend) -> None:
+        """B20: experts are bound one by one; one that is chosen and not bound is a ParameterError, others are not
+        missed."""
+        graph, weights = mixture_graph(normalise=True)
+        route = next(op for op in graph.ops if isinstance(op, Route))
+        rig = Rig(backend, graph, weights)
+        whole = rig.run([5])
+        cut = graph.ops.index(route) + 1
+        batch, logits = rig.batch([5]), np.empty_like(whole)
+        rig.program.run(batch, rig.caches, logits, rig.control, range(cut))
+        chosen = [int(e) for e in rig.program.read(route.out)[0, :2]]
+        rest = Rig(
+            backend,
+            graph,
+            {n: w for n, w in weights.items() if n not in ("gate", "up", "down")},
+            missing=weights,
+        )
+        for name in ("gate", "up", "down"):
+            with pytest.raises(ParameterError):
+                rest.run([5])
+            rest.program.bind_experts(name, {e: packed(weights[name][e]) for e in chosen})
+        np.testing.assert_array_equal(rest.run([5]), whole)
+        with pytest.raises(ShapeError, match="gate"):
+            rest.program.bind_experts("gate", {0: packed(weights["gate"][0])[:-4]})

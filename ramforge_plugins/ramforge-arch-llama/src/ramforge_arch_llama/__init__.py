@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ramforge_core.architecture import Architecture, TensorSpec
-from ramforge_core.errors import UnsupportedError
 from ramforge_core.graph import GraphBuilder
 from ramforge_core.hookspecs import hookimpl
+from ramforge_core.mixture import MixtureConfig, expert_tensors, mixture, read_mixture
 from ramforge_core.transformer import (
-    TransformerConfig,
     attention,
     attention_tensors,
     feed_forward,
@@ -34,27 +33,23 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 class Llama(Architecture):
-    """Llama, Mistral, SmolLM and their kin."""
+    """Llama, Mistral, SmolLM and their kin; with experts Mixtral and its kin."""
 
     key = "llama"
 
-    def config(self, metadata: Metadata) -> TransformerConfig:
-        if experts := metadata.integer("llama.expert_count", default=0):
-            raise UnsupportedError(
-                f"metadata key 'llama.expert_count' is {experts}: mixtures of experts cannot run yet"
-            )
-        return read_transformer(metadata, self.key)
+    def config(self, metadata: Metadata) -> MixtureConfig:
+        return read_transformer(metadata, self.key, MixtureConfig, mixture=read_mixture(metadata, self.key))
 
-    def tensors(self, c: TransformerConfig) -> Sequence[TensorSpec]:
+    def tensors(self, c: MixtureConfig) -> Sequence[TensorSpec]:
         specs = model_tensors(c)
         specs.append(TensorSpec(ROPE_FACTORS, (c.rope_width // 2,), required=False))
         for b in (f"blk.{i}." for i in range(c.block_count)):
             specs += norm_tensors(b, c.embedding_length, "attn_norm", "ffn_norm")
             specs += attention_tensors(c, b)
-            specs += feed_forward_tensors(c, b)
+            specs += expert_tensors(c, c.mixture, b) if c.mixture else feed_forward_tensors(c, b)
         return specs
 
-    def build(self, c: TransformerConfig, g: GraphBuilder) -> None:
+    def build(self, c: MixtureConfig, g: GraphBuilder) -> None:
         rotate = rotation(c, g, "adjacent", factors=ROPE_FACTORS if g.has(ROPE_FACTORS) else None)
         with g.stage("embedding"):
             x = g.embed("token_embd.weight")
@@ -62,7 +57,10 @@ class Llama(Architecture):
             b = f"blk.{i}."
             with g.stage(f"blk.{i}"):
                 x = g.add(x, attention(c, g, norm(c, g, x, b + "attn_norm"), b, rotate))
-                x = g.add(x, feed_forward(g, norm(c, g, x, b + "ffn_norm"), b))
+                h = norm(c, g, x, b + "ffn_norm")
+                x = g.add(
+                    x, mixture(c.mixture, g, h, b, normalise=True) if c.mixture else feed_forward(g, h, b)
+                )
         with g.stage("head", rows="wanted"):
             g.logits(head(c, g, x))
 

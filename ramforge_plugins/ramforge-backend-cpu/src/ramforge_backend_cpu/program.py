@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,15 +13,32 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from ramforge_backend_cpu.machine import native, warn_once
-from ramforge_backend_cpu.units import Unit, UnitList, build_units
+from ramforge_backend_cpu.units import LOGITS_SLOT, Unit, UnitList, build_units, packed_bytes
 from ramforge_core.backend import Batch, Control, Limits, Program, Step, WeightSpec
 from ramforge_core.errors import BackendError, Interrupted, OutOfMemoryError, ParameterError, ShapeError
-from ramforge_core.graph import Attention, Embed, Graph, Linear, Norm, Rope, Scale, Slice, Softcap, op_weights
+from ramforge_core.graph import (
+    Attention,
+    Embed,
+    Graph,
+    Linear,
+    Moe,
+    Norm,
+    Rope,
+    Route,
+    Scale,
+    Slice,
+    Softcap,
+    Value,
+    op_weights,
+)
 from ramforge_core.kv import CHUNK_POSITIONS, KVCache
 from ramforge_core.memory import allocate
 from ramforge_core.quant import KERNEL_ABI, KernelFunctions, Packing
-from ramforge_core.rope import rope_frequencies
+from ramforge_core.rope import rope_factors, rope_frequencies
 
+_ACTS = {"silu": "RF_ACT_SILU", "gelu": "RF_ACT_GELU", "swiglu_oai": "RF_ACT_SWIGLU_OAI"}
+
+_ALL = 1 << 62
 _DECODE_VALUES = 1 << 20
 """Weights without kernels are decoded in slabs of about this many values."""
 
@@ -52,11 +70,17 @@ class CpuProgram(Program):
     """Arguments that the C part is pointed to."""
     _unbound: set[str] = field(init=False, repr=False)
     _bound: dict[str, NDArray[Any]] = field(factory=dict, init=False, repr=False)
+    _experts: dict[str, NDArray[np.uintp]] = field(factory=dict, init=False, repr=False)
+    """By weight of experts: where each lies, 0 for one that is not bound."""
+    _bound_experts: dict[tuple[str, int], NDArray[Any]] = field(factory=dict, init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         stages = [(stage, op) for stage in self.graph.stages for op in stage.ops]
         self.steps = [Step(stage.name, i, op_weights(op)) for i, (stage, op) in enumerate(stages)]
         matrices = [op.weight for _, op in stages if isinstance(op, (Linear, Embed))]
+        experts = [name for _, op in stages if isinstance(op, Moe) for name in op.expert_weights]
+        matrices += experts
+        self._experts = {name: np.zeros(self.specs[name].shape[0], np.uintp) for name in experts}
         self._kernels = {name: self._pick(name) for name in dict.fromkeys(matrices)}
         plain = Counter(
             self.specs[weight].format.name
@@ -102,13 +126,22 @@ class CpuProgram(Program):
                 )
             elif isinstance(op, Rope):
                 floats = max(floats, op.rotary_width + 32)
+            elif isinstance(op, Route):
+                floats = max(floats, 2 * op.logits.width + 32)
+            elif isinstance(op, Moe):
+                acts = max(self._act_bytes(name) for name in op.expert_weights)
+                floats = max(floats, lib.rf_moe_scratch(acts))
         return int(-(-floats // 16) * 16)
+
+    def _act_bytes(self, weight: str) -> int:
+        """Of one activation as the matrix wants it."""
+        return packed_bytes(self.specs[weight].shape[-1], self._kernels[weight][0])
 
     def workspace_bytes(self, n_tokens: int) -> int:
         decoded = sum(
             4 * int(np.prod(self.specs[n].shape)) for n, (_, k) in self._kernels.items() if k is None
         )
-        vectors = sum(4 * self.specs[n].shape[0] for n in self._vector_names())
+        vectors = sum(4 * int(np.prod(self.specs[n].shape)) for n in self._vector_names())
         tables = len(self._list.units) * 400 + len(self._list.places) * 32
         values = 4 * n_tokens * self._list.floats_per_token
         return decoded + vectors + tables + values + 4 * self.threads * self._scratch_floats
@@ -150,8 +183,9 @@ class CpuProgram(Program):
             row.sync = unit.sync
             row.ends_step = i + 1 == self._first_unit[unit.step + 1]
             row.wanted = unit.wanted
-            row.out, row.a, row.b = (
-                -1 if place is None else places[place] for place in (unit.out, *unit.inputs, None, None)[:3]
+            row.out, row.a, row.b, row.c = (
+                -1 if place is None else places[place]
+                for place in (unit.out, *unit.inputs, None, None, None)[:4]
             )
             self._fill_unit(row, unit)
         run = self._run = ffi.new("rf_run *")
@@ -187,13 +221,37 @@ class CpuProgram(Program):
             row.number = op.cap
         elif isinstance(op, Rope):
             row.head_width, row.vector_width = op.head_width, op.rotary_width // 2
-            if op.factors is None:
-                self._set_frequencies(row, op)
+            if rope_factors(op, self.limits.max_context) is None:
+                self._set_frequencies(row, op, None)
+        elif isinstance(op, Route):
+            row.n_experts, row.chosen, row.number = op.logits.width, op.out.width // 2, op.scale
+            row.sigmoid, row.normalise = op.scores == "sigmoid", op.normalise
+        elif isinstance(op, Moe):
+            self._fill_moe(row, unit, op)
         elif isinstance(op, Attention):
             row.number, row.softcap, row.window = op.scale, op.softcap or 0, op.window or 0
             row.heads, row.kv_heads = op.heads, op.kv_heads
             row.key_width, row.value_width = op.key_width, op.value_width
             row.key_offset, row.value_offset = self.limits.kv_layout.offsets()[op.layer]
+
+    def _fill_moe(self, row: Any, unit: Unit, op: Moe) -> None:
+        row.n_experts, row.chosen, row.act = op.experts, op.chosen, getattr(native().lib, _ACTS[op.act])
+        if unit.kind == "MOE_UP":
+            row.experts, row.second = self._expert_table(op.gate_weight), self._expert_table(op.up_weight)
+        elif unit.kind == "MOE_DOWN":
+            row.experts = self._expert_table(op.down_weight)
+
+    def _expert_table(self, weight: str) -> Any:
+        spec, functions = self.specs[weight], self._kernels[weight][1]
+        table = native().ffi.new("rf_experts *")
+        table.weights = native().ffi.cast("uint8_t **", self._experts[weight].ctypes.data)
+        _, table.n_rows, table.n_cols = spec.shape
+        table.row_bytes = 4 * spec.shape[2] if functions is None else spec.row_bytes
+        table.act_bytes = self._act_bytes(weight)
+        if functions is not None:
+            table.matmul = functions.matmul
+        self._alive[f"table of {weight}"] = table
+        return table
 
     # -- weights ----------------------------------------------------------------------------------------------------
 
@@ -205,11 +263,28 @@ class CpuProgram(Program):
                     f"weight {name!r}: expected contiguous uint8 ({spec.nbytes},) for shape {spec.shape} in "
                     f"{spec.format.name}, got {data.dtype} {data.shape}"
                 )
+            if name in self._experts:
+                self.bind_experts(name, dict(enumerate(data.reshape(spec.shape[0], -1))))
+                continue
             keep = name in self._kernels and self._kernels[name][1] is not None
             self._bound[name] = data if keep else _decoded(spec, data)
         self._unbound.difference_update(weights)
         for i in dict.fromkeys(i for name in weights for i in self._readers.get(name, ())):
             self._point(self._units[i], self._list.units[i])
+
+    def bind_experts(self, weight: str, experts: Mapping[int, NDArray[np.uint8]]) -> None:
+        whole, where = self.specs[weight], self._experts[weight]
+        spec = WeightSpec(weight, whole.shape[1:], whole.format)
+        for number, data in experts.items():
+            if data.shape != (spec.nbytes,) or data.dtype != np.uint8 or not data.flags.c_contiguous:
+                raise ShapeError(
+                    f"expert {number} of weight {weight!r}: expected contiguous uint8 ({spec.nbytes},) for shape "
+                    f"{spec.shape} in {spec.format.name}, got {data.dtype} {data.shape}"
+                )
+            kept = data if self._kernels[weight][1] is not None else _decoded(spec, data)
+            self._bound_experts[weight, number] = kept
+            where[number] = kept.ctypes.data
+        self._unbound.discard(weight)
 
     def _point(self, row: Any, unit: Unit) -> None:
         """Let a unit point to those of its weights that are bound."""
@@ -222,15 +297,21 @@ class CpuProgram(Program):
             row.vector = self._pointer("float *", op.weight)
         if isinstance(op, Attention):
             row.vector = self._pointer("float *", op.sinks)
-        if isinstance(op, Rope) and op.factors is not None:
-            self._set_frequencies(row, op)
+        if isinstance(op, Route):
+            row.vector = self._pointer("float *", op.bias)
+        if unit.kind == "MOE_UP" and isinstance(op, Moe):
+            row.experts.bias = self._pointer("float *", op.gate_bias)
+            row.second.bias = self._pointer("float *", op.up_bias)
+        if unit.kind == "MOE_DOWN" and isinstance(op, Moe):
+            row.experts.bias = self._pointer("float *", op.down_bias)
+        if isinstance(op, Rope) and (name := rope_factors(op, self.limits.max_context)) in self._bound:
+            self._set_frequencies(row, op, self._bound[name])
 
     def _pointer(self, kind: str, name: str | None) -> Any:
         ffi = native().ffi
         return ffi.cast(kind, self._bound[name].ctypes.data) if name in self._bound else ffi.NULL
 
-    def _set_frequencies(self, row: Any, op: Rope) -> None:
-        factors = None if op.factors is None else self._bound[op.factors]
+    def _set_frequencies(self, row: Any, op: Rope, factors: NDArray[Any] | None) -> None:
         frequencies, magnitude = rope_frequencies(op, factors)
         self._alive[f"frequencies of {op.out.name}"] = frequencies
         row.vector = native().ffi.cast("float *", frequencies.ctypes.data)
@@ -245,6 +326,7 @@ class CpuProgram(Program):
         logits: NDArray[np.float32],
         control: Control,
         steps: range | None = None,
+        experts: range | None = None,
     ) -> None:
         steps = range(len(self.steps)) if steps is None else steps
         given = (batch, caches, logits, control)
@@ -258,6 +340,7 @@ class CpuProgram(Program):
             raise ParameterError(f"weight {min(missing)!r} is not bound")
         ffi, run = native().ffi, self._run
         run.first, run.last = self._first_unit[steps.start], self._first_unit[steps.stop]
+        run.first_expert, run.last_expert = (0, _ALL) if experts is None else (experts.start, experts.stop)
         n_bytes = 8 * (run.last - run.first)
         ffi.memmove(run.next_task + run.first, bytes(n_bytes), n_bytes)
         result = native().lib.rf_pool_run(self._pool, run)
@@ -265,7 +348,19 @@ class CpuProgram(Program):
             raise Interrupted("the pass was stopped")
         if result < 0:
             unit = self._list.units[-1 - result]
+            if isinstance(unit.op, Moe) and any(
+                (self._experts[w] == 0).any() for w in unit.op.expert_weights
+            ):
+                raise ParameterError(f"an expert is chosen in step {unit.step}, but not bound")
             raise BackendError(f"a kernel refused its arguments in step {unit.step}, op {unit.op}")
+
+    def read(self, value: Value) -> NDArray[np.float32]:
+        place, n = self._list.values[value.name], self._run.n_tokens
+        rows = self._run.n_wanted if place.wanted else n
+        if place.slot == LOGITS_SLOT and self._given is not None:
+            return self._given[2]
+        floats: NDArray[np.float32] = self._alive["workspace"].view(np.float32)[place.slot * n :]
+        return floats[: rows * place.stride].reshape(rows, place.stride)[:, : place.width]
 
     def _prepare(
         self, batch: Batch, caches: Sequence[KVCache], logits: NDArray[np.float32], control: Control
@@ -327,7 +422,7 @@ class CpuProgram(Program):
 
 def _decoded(spec: WeightSpec, data: NDArray[np.uint8]) -> NDArray[np.float32]:
     """The weight as float32, decoded in slabs of rows."""
-    rows = spec.shape[0] if len(spec.shape) == 2 else 1
+    rows = math.prod(spec.shape[:-1])
     out = allocate(4 * rows * spec.shape[-1]).view(np.float32).reshape(rows, spec.shape[-1])
     slab = max(1, _DECODE_VALUES // spec.shape[-1])
     packed = data.reshape(rows, spec.row_bytes)

@@ -12,7 +12,20 @@ from collections.abc import Mapping, Sequence
 from attrs import define, evolve, field, frozen
 
 from ramforge_core.errors import BackendError
-from ramforge_core.graph import Attention, Embed, Glu, Graph, Linear, Norm, Op, Rope, Slice, op_inputs
+from ramforge_core.graph import (
+    Attention,
+    Embed,
+    Glu,
+    Graph,
+    Linear,
+    Moe,
+    Norm,
+    Op,
+    Rope,
+    Route,
+    Slice,
+    op_inputs,
+)
 from ramforge_core.quant import Packing
 
 LOGITS_SLOT = -1
@@ -20,6 +33,7 @@ LOGITS_SLOT = -1
 
 _NOWHERE = -2
 _LANES = 16
+_NOT_IN_PLACE = (Embed, Slice, Linear, Attention, Route, Moe)
 PACKED_BYTES = {"q8_32": (32, 44), "q8_256": (256, 292)}
 """Values in a block and bytes of a block, as in ``ramforge_kernel.h``."""
 
@@ -30,6 +44,9 @@ _KINDS = {
     "Softcap": "SOFTCAP",
     "Embed": "EMBED",
     "Slice": "SLICE",
+    "Gate": "GATE",
+    "Route": "ROUTE",
+    "Moe": "MOE_DOWN",
 }
 
 
@@ -69,10 +86,11 @@ class Unit:
 
 @frozen
 class UnitList:
-    """Units in order. floats_per_token : size of the workspace for one token."""
+    """Units in order. floats_per_token : size of the workspace for one token. values : places by name of the value."""
 
     units: tuple[Unit, ...]
     places: tuple[Place, ...]
+    values: Mapping[str, Place]
     floats_per_token: int
 
 
@@ -91,7 +109,7 @@ def build_units(graph: Graph, packings: Mapping[str, Packing]) -> UnitList:
     places = list(dict.fromkeys(p for u in units for p in (u.out, *u.inputs) if p is not None))
     _put_in_logits(units, builder.places[graph.logits.name])
     floats = _put_in_workspace(units)
-    return UnitList(_mark_syncs(units), tuple(places), floats)
+    return UnitList(_mark_syncs(units), tuple(places), builder.places, floats)
 
 
 @define
@@ -153,17 +171,32 @@ class _Builder:
             self._emit("STORE_KV", step, op, None, *inputs[1:])
             inputs = inputs[:1]
         elif isinstance(op, Linear):
-            inputs = [self._pack(step, op, inputs[0])]
+            inputs = [self._pack(step, op, op.weight, inputs[0])]
             if (begun := self.places.get(op.out.name)) is not None:  # further columns of the same value
                 self._emit("MATMUL", step, op, begun, *inputs)
                 return
+        elif isinstance(op, Moe):
+            inputs = self._moe(step, op, *inputs)
         out = self._emit(_kind(op), step, op, op.out.width, *inputs)
         if out is not None:
             self.places[op.out.name] = out
 
-    def _pack(self, step: int, op: Linear, x: Place) -> Place:
-        """The activation as the kernel wants it; linears of the same value share it."""
-        packing = self.packings[op.weight]
+    def _moe(self, step: int, op: Moe, x: Place, routes: Place) -> list[Place]:
+        """The experts up to their hidden values. Returns what the rest works on.
+
+        The step may be run again for further experts, so all that it reads is kept to its end.
+        """
+        packed = [self._pack(step, op, weight, x) for weight in (op.gate_weight, op.up_weight)]
+        hidden = Place(op.chosen * op.expert_width, self.wanted)
+        self._emit("MOE_UP", step, op, hidden, routes, *packed)
+        packed_hidden = self._pack(step, op, op.down_weight, hidden)
+        for place in (x, *packed, hidden):
+            place.last_use = len(self.units)
+        return [routes, packed_hidden]
+
+    def _pack(self, step: int, op: Linear | Moe, weight: str, x: Place) -> Place:
+        """The activation as the kernel wants it; products of the same value share it."""
+        packing = self.packings[weight]
         if packing == "f32":
             return x
         if (x, packing) not in self.packed:
@@ -192,7 +225,7 @@ def _kind(op: Op) -> str:
 
 def _overwritable(unit: Unit, number: int) -> Place | None:
     """An input whose memory the output may take: nobody reads it later, and the unit works value by value."""
-    if unit.out is None or isinstance(unit.op, (Embed, Slice, Linear, Attention)) or unit.op is None:
+    if unit.out is None or isinstance(unit.op, _NOT_IN_PLACE) or unit.op is None:
         return None
     fitting = (p for p in unit.inputs if p.last_use == number and p.width == unit.out.width)
     return next(fitting, None)

@@ -75,6 +75,35 @@ def gelu(x: Array) -> Array:
     return x * sigmoid(np.float32(2) * u)
 
 
+def gate(x: Array, gate: Array) -> Array:
+    return x * sigmoid(gate)
+
+
+def route(
+    logits: Array, chosen: int, scores: str, normalise: bool, scale: float, bias: Array | None
+) -> Array:
+    """(T, 2 * chosen): the numbers of the chosen experts, ascending, then their weights."""
+    if scores == "softmax":
+        s = np.exp(logits - logits.max(axis=1, keepdims=True))
+        s = s / s.sum(axis=1, keepdims=True)
+    else:
+        s = sigmoid(logits)
+    order = s if bias is None else s + bias
+    order = np.where(np.isnan(order), np.inf, order)
+    numbers = np.sort(np.argsort(-order, axis=1, kind="stable")[:, :chosen], axis=1)
+    weights = np.take_along_axis(s, numbers, axis=1)
+    if normalise:
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return np.concatenate([numbers.astype(np.float32), weights * np.float32(scale)], axis=1)
+
+
+def expert_act(gate: Array, up: Array, act: str) -> Array:
+    if act != "swiglu_oai":
+        return glu(gate, up, act)
+    g, u = np.minimum(gate, np.float32(7)), np.clip(up, np.float32(-7), np.float32(7))
+    return (u + np.float32(1)) * (g * sigmoid(np.float32(1.702) * g))
+
+
 def rope(
     x: Array,
     positions: NDArray[np.int32],

@@ -13,18 +13,21 @@ from numpy.typing import NDArray
 
 from ramforge_backend_numpy import ops
 from ramforge_core.backend import Backend, Batch, Control, Limits, Program, Step, WeightSpec
-from ramforge_core.errors import BackendError, Interrupted, ShapeError
+from ramforge_core.errors import BackendError, Interrupted, ParameterError, ShapeError
 from ramforge_core.graph import (
     Add,
     Attention,
     Embed,
+    Gate,
     Glu,
     Graph,
     Linear,
+    Moe,
     Mul,
     Norm,
     Op,
     Rope,
+    Route,
     Scale,
     Slice,
     Softcap,
@@ -33,7 +36,7 @@ from ramforge_core.graph import (
     op_weights,
 )
 from ramforge_core.kv import CHUNK_POSITIONS, KVCache
-from ramforge_core.rope import rope_frequencies
+from ramforge_core.rope import rope_factors, rope_frequencies
 
 SLAB_VALUES = 1 << 20
 """Weights are decoded in slabs of rows of about this many values, so that a large matrix needs little memory."""
@@ -66,6 +69,8 @@ class NumpyProgram(Program):
     """The first step that works on the wanted tokens only; all later ones do too."""
     _last_use: dict[Value, int] = field(init=False)
     _weights: dict[str, NDArray[np.uint8]] = field(factory=dict, init=False)
+    _experts: dict[tuple[str, int], NDArray[np.uint8]] = field(factory=dict, init=False)
+    """By weight and number: one expert's bytes."""
     _values: dict[Value, ops.Array] = field(factory=dict, init=False)
     """Live values. They outlast a run over a part of the steps, for the run over the next part."""
 
@@ -99,6 +104,10 @@ class NumpyProgram(Program):
                 slab = columns * n_tokens
             block = 4 * ops.BLAS_TOKENS * (columns + max(SLAB_VALUES // columns, 1))
             return inputs + slab * (4 + _DECODE_BYTES_PER_VALUE) + 2 * block
+        if isinstance(op, Moe):
+            shapes = [self.specs[name].shape for name in op.expert_weights]
+            decoded = max(int(np.prod(shape[1:])) for shape in shapes) * (4 + _DECODE_BYTES_PER_VALUE)
+            return inputs + decoded + 4 * (n_tokens + ops.BLAS_TOKENS) * 4 * sum(s[1] for s in shapes)
         if isinstance(op, Attention):
             per_position = op.kv_heads * (op.key_width + op.value_width) * 3 + op.heads * 6
             return 2 * inputs + 4 * self.limits.max_context * per_position
@@ -112,7 +121,23 @@ class NumpyProgram(Program):
                     f"weight {name!r}: expected uint8 ({spec.nbytes},) for shape {spec.shape} in "
                     f"{spec.format.name}, got {data.dtype} {data.shape}"
                 )
-        self._weights.update(weights)
+            if len(spec.shape) == 3:
+                self.bind_experts(name, dict(enumerate(data.reshape(spec.shape[0], -1))))
+            else:
+                self._weights[name] = data
+
+    def bind_experts(self, weight: str, experts: Mapping[int, NDArray[np.uint8]]) -> None:
+        spec = self.specs[weight]
+        for number, data in experts.items():
+            if data.shape != (spec.nbytes // spec.shape[0],) or data.dtype != np.uint8:
+                raise ShapeError(
+                    f"expert {number} of weight {weight!r}: expected uint8 ({spec.nbytes // spec.shape[0]},), "
+                    f"got {data.dtype} {data.shape}"
+                )
+            self._experts[weight, number] = data
+
+    def read(self, value: Value) -> NDArray[np.float32]:
+        return self._values[value]
 
     def run(
         self,
@@ -121,6 +146,7 @@ class NumpyProgram(Program):
         logits: NDArray[np.float32],
         control: Control,
         steps: range | None = None,
+        experts: range | None = None,
     ) -> None:
         todo = steps if steps is not None else range(len(self.steps))
         control.flags[1] = 0
@@ -131,16 +157,25 @@ class NumpyProgram(Program):
                 self._check_stop(control)
                 if step == self._first_wanted:
                     self._values = {v: x[batch.wanted] for v, x in self._values.items()}
-                self._step(step, batch, caches, control)
+                self._step(step, batch, caches, control, experts)
                 control.flags[1] += 1
         if todo.stop == len(self.steps):
-            out = self._values.pop(self.graph.logits)
+            out = self._values[self.graph.logits]
             logits[:] = out if self._first_wanted < len(self.steps) else out[batch.wanted]
 
-    def _step(self, step: int, batch: Batch, caches: Sequence[KVCache], control: Control) -> None:
+    def _step(
+        self,
+        step: int,
+        batch: Batch,
+        caches: Sequence[KVCache],
+        control: Control,
+        experts: range | None,
+    ) -> None:
         op = self.graph.ops[step]
         positions = batch.positions if step < self._first_wanted else batch.positions[batch.wanted]
-        self._values[op.out] = self._apply(op, positions, batch, caches, control)
+        self._values[op.out] = self._apply(op, positions, batch, caches, control, experts)
+        if isinstance(op, Moe) and experts is not None and experts.stop < op.experts:
+            return  # the inputs are still needed
         for value in [v for v in self._values if self._last_use[v] <= step]:
             del self._values[value]
 
@@ -151,6 +186,7 @@ class NumpyProgram(Program):
         batch: Batch,
         caches: Sequence[KVCache],
         control: Control,
+        experts: range | None,
     ) -> ops.Array:
         of = self._values
         match op:
@@ -171,12 +207,20 @@ class NumpyProgram(Program):
             case Softcap():
                 return ops.softcap(of[op.x], op.cap)
             case Rope():
-                turning = rope_frequencies(op, self._optional(op.factors))
+                factors = rope_factors(op, self.limits.max_context)
+                turning = rope_frequencies(op, self._optional(factors))
                 return ops.rope(of[op.x], positions, *turning, op.head_width, op.pairs)
             case Attention():
                 return self._attention(op, of[op.q], of[op.k], of[op.v], batch, caches, control)
             case Glu():
                 return ops.glu(of[op.gate], of[op.up], op.act)
+            case Gate():
+                return ops.gate(of[op.x], of[op.gate])
+            case Route():
+                bias = self._optional(op.bias)
+                return ops.route(of[op.logits], op.out.width // 2, op.scores, op.normalise, op.scale, bias)
+            case Moe():
+                return self._moe(op, experts, control)
 
     def _vector(self, name: str) -> ops.Array:
         return self.specs[name].format.decode_rows(self._weights[name], self.specs[name].shape[-1])[0]
@@ -204,6 +248,33 @@ class NumpyProgram(Program):
         if op.bias is not None:
             columns = slice(op.start, op.start + rows)
             out[:, columns] += self._vector(op.bias)[columns]
+        return out
+
+    def _moe(self, op: Moe, experts: range | None, control: Control) -> ops.Array:
+        """Add the share of these experts (None: all) to the op's value, which expert 0 begins."""
+        x, routes = self._values[op.x], self._values[op.routes]
+        out = self._values[op.out] if experts and experts.start else np.zeros_like(x)
+        for number in experts or range(op.experts):
+            tokens, places = np.nonzero(routes[:, : op.chosen] == number)
+            if not len(tokens):
+                continue
+            self._check_stop(control)
+            gate = self._expert(x[tokens], op.gate_weight, op.gate_bias, number)
+            up = self._expert(x[tokens], op.up_weight, op.up_bias, number)
+            y = self._expert(ops.expert_act(gate, up, op.act), op.down_weight, op.down_bias, number)
+            out[tokens] += routes[tokens, op.chosen + places][:, None] * y
+        return out
+
+    def _expert(self, x: ops.Array, weight: str, bias: str | None, number: int) -> ops.Array:
+        """One expert's matrix times x, plus its bias."""
+        packed = self._experts.get((weight, number))
+        if packed is None:
+            raise ParameterError(f"expert {number} of weight {weight!r} is chosen, but not bound")
+        spec = self.specs[weight]
+        out = ops.linear(x, spec.format.decode_rows(packed, spec.shape[2]))
+        if bias is not None:
+            biases = self.specs[bias]
+            out = out + biases.format.decode_rows(self._weights[bias], biases.shape[1])[number]
         return out
 
     def _attention(

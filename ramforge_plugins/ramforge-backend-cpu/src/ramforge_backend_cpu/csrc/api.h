@@ -26,6 +26,10 @@ enum rf_kind {
     RF_ATTEND,      /* out (T, H*V) from a (T, H*K) and the KV cache */
     RF_GLU_SILU,
     RF_GLU_GELU,
+    RF_GATE,        /* out = a * sigmoid(b); b is (rows, 1) or as wide as a */
+    RF_ROUTE,       /* out (rows, 2k) = numbers and weights of k experts, from logits a (rows, E) */
+    RF_MOE_UP,      /* out (rows, k * F) = act(gate, up) of the chosen experts; a = routes, b and c = packed x */
+    RF_MOE_DOWN,    /* out (rows, D) = sum of the chosen experts; a = routes, b = packed (rows, k * F) */
     RF_KINDS
 };
 
@@ -39,12 +43,25 @@ typedef struct {
     int64_t width;  /* floats that count */
 } rf_value;
 
+/* How RF_MOE_UP joins gate and up. */
+enum rf_act { RF_ACT_SILU, RF_ACT_GELU, RF_ACT_SWIGLU_OAI };
+
+/* One matrix of each expert, all of the same shape. */
+typedef struct {
+    /* Of the weight's format, see ramforge_kernel.h. NULL: float32. */
+    int (*matmul)(const uint8_t *, int64_t, int64_t, int64_t, const uint8_t *, int64_t, int64_t, float *, int64_t);
+    const uint8_t *const *weights; /* by expert: packed rows; NULL: not bound */
+    const float *bias;             /* (E, n_rows), or NULL */
+    int64_t row_bytes, n_rows, n_cols;
+    int64_t act_bytes;             /* of one packed activation */
+} rf_experts;
+
 typedef struct {
     int32_t kind;
     int32_t sync;      /* 1: touches what a unit since the last unit with sync has touched */
     int32_t ends_step; /* 1: with this unit a step of the program is done */
     int32_t wanted;    /* 1: rows are the wanted tokens */
-    int32_t out, a, b; /* indices of values, -1 for none */
+    int32_t out, a, b, c; /* indices of values, -1 for none */
 
     /* Of the weight's format, see ramforge_kernel.h. NULL: the weight is float32 and our own code does it. */
     int (*decode)(const uint8_t *, int64_t, float *);
@@ -62,6 +79,10 @@ typedef struct {
     int64_t head_width;    /* rope */
     int64_t heads, kv_heads, key_width, value_width, window; /* attention; window 0 for none */
     int64_t key_offset, value_offset;                        /* bytes inside a KV chunk */
+
+    int64_t n_experts, chosen;          /* route and moe: E and k */
+    int32_t act, sigmoid, normalise;    /* enum rf_act; route: how scores come about, vector being their bias */
+    const rf_experts *experts, *second; /* moe up: gate and up. moe down: down */
 } rf_unit;
 
 /* All that one call needs. The workspace keeps its values from call to call, so that a pass may be cut in pieces. */
@@ -84,6 +105,8 @@ typedef struct {
     int64_t chunk_positions;
     int32_t kv_type;              /* enum rf_kv_type */
 
+    int64_t first_expert, last_expert; /* experts [first, last) of moe units; the first range begins the sum */
+
     int32_t *flags;               /* [0] stop, [1] steps done */
 } rf_run;
 
@@ -103,6 +126,9 @@ int rf_isa_here(int isa);
 
 /* Floats of scratch that one thread needs for attention over `context` positions. */
 int64_t rf_attend_scratch(int64_t context, int64_t key_width, int64_t value_width);
+
+/* Floats of scratch that one thread needs for experts whose packed activations have so many bytes. */
+int64_t rf_moe_scratch(int64_t act_bytes);
 
 /* One elementwise function over n floats, for tests: 0 exp, 1 tanh, 2 sin, 3 cos (of x as position * 1). */
 int rf_test_math(int isa, int function, const float *x, int64_t n, float *out);

@@ -15,9 +15,13 @@ typedef void (*rf_task_fn)(const rf_run *run, const rf_unit *unit, int64_t first
 typedef void (*rf_attend_fn)(const rf_run *run, const rf_unit *unit, int64_t t, int64_t group, int64_t head,
                              int64_t heads, float *scratch);
 
+/* Rows [first, first + n_rows) of what each expert of RF_MOE_UP or RF_MOE_DOWN gives, for all tokens. */
+typedef int (*rf_moe_fn)(const rf_run *run, const rf_unit *unit, int64_t first, int64_t n_rows, float *scratch);
+
 typedef struct {
-    rf_task_fn rows[RF_KINDS]; /* NULL for embed, matmul and attend */
+    rf_task_fn rows[RF_KINDS]; /* NULL for embed, matmul, attend and experts */
     rf_attend_fn attend;
+    rf_moe_fn moe_up, moe_down;
     ramforge_matmul_fn matmul_f32;
     void (*math)(int function, const float *x, int64_t n, float *out);
 } rf_table;
@@ -31,6 +35,10 @@ const rf_table *rf_isa_table(int isa);
 #define RF_ATTEND_HEADS 8
 /* Keys of an attention tile; tiles start at multiples of it. A multiple of the 16 lanes. */
 #define RF_TILE_KEYS 16
+
+/* Tokens of an expert that are multiplied together, and most rows of a task. */
+#define RF_MOE_TOKENS 64
+#define RF_MOE_ROWS 256
 
 #define RF_ROUND16(n) (((n) + 15) / 16 * 16)
 

@@ -42,6 +42,11 @@ int64_t rf_attend_scratch(int64_t context, int64_t key_width, int64_t value_widt
     return RF_TILE_KEYS * (k > v ? k : v) + RF_ATTEND_HEADS * (k + v + scores);
 }
 
+int64_t rf_moe_scratch(int64_t act_bytes)
+{
+    return RF_ROUND16(RF_MOE_TOKENS * act_bytes / 4) + 2 * RF_MOE_TOKENS * RF_MOE_ROWS;
+}
+
 int rf_test_math(int isa, int function, const float *x, int64_t n, float *out)
 {
     const rf_table *table = rf_isa_table(isa);

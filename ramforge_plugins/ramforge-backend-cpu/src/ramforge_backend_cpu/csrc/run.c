@@ -51,6 +51,20 @@ static plan plan_attend(const rf_run *run, const rf_unit *u, int n_threads)
     return (plan){n, size, seen * u->heads * (u->key_width + u->value_width) >= MIN_PARALLEL_SCORES};
 }
 
+/* A task is some rows of what every expert gives, for all tokens. */
+static plan plan_moe(const rf_unit *u, int64_t rows, int n_threads)
+{
+    const rf_experts *e = u->experts;
+    int64_t size = TASK_BYTES / (e->row_bytes * u->chosen * (u->second ? 2 : 1));
+    int64_t fair = e->n_rows / (n_threads * TASKS_PER_THREAD);
+    size = size > 4 * KERNEL_ROWS ? size : 4 * KERNEL_ROWS;
+    size = rows == 1 && size < fair ? size : fair; /* many tokens share the gathering of their activations */
+    size = size < RF_MOE_ROWS ? size : RF_MOE_ROWS;
+    size = size < KERNEL_ROWS ? KERNEL_ROWS : size / KERNEL_ROWS * KERNEL_ROWS;
+    int64_t n = divide_up(e->n_rows, size);
+    return (plan){n, size, n > 1 && e->n_rows * e->n_cols * rows * u->chosen >= MIN_PARALLEL_FLOATS};
+}
+
 static plan plan_unit(const rf_run *run, const rf_unit *u, int n_threads)
 {
     int64_t rows = u->wanted ? run->n_wanted : run->n_tokens;
@@ -60,6 +74,8 @@ static plan plan_unit(const rf_run *run, const rf_unit *u, int n_threads)
         return plan_matmul(u, rows, n_threads);
     if (u->kind == RF_ATTEND)
         return plan_attend(run, u, n_threads);
+    if (u->kind == RF_MOE_UP || u->kind == RF_MOE_DOWN)
+        return plan_moe(u, rows, n_threads);
     int64_t size = divide_up(rows, n_threads * 4), width = run->values[u->out < 0 ? u->a : u->out].width;
     return (plan){divide_up(rows, size), size, rows > 1 && rows * width >= MIN_PARALLEL_FLOATS};
 }
@@ -108,10 +124,16 @@ static int do_task(const rf_table *table, const rf_run *run, const rf_unit *u, c
 {
     if (u->kind == RF_ATTEND)
         return do_attend(table, run, u, task, p->size, scratch);
-    int64_t rows = u->kind == RF_MATMUL ? u->n_rows : u->wanted ? run->n_wanted : run->n_tokens;
+    int64_t rows = u->experts ? u->experts->n_rows
+                   : u->kind == RF_MATMUL ? u->n_rows
+                   : u->wanted ? run->n_wanted : run->n_tokens;
     int64_t first = task * p->size, last = first + p->size < rows ? first + p->size : rows;
     if (u->kind == RF_MATMUL)
         return do_matmul(table, run, u, first, last - first);
+    if (u->kind == RF_MOE_UP)
+        return table->moe_up(run, u, first, last - first, scratch);
+    if (u->kind == RF_MOE_DOWN)
+        return table->moe_down(run, u, first, last - first, scratch);
     if (u->kind == RF_EMBED)
         return do_embed(run, u, first, last);
     table->rows[u->kind](run, u, first, last, scratch);

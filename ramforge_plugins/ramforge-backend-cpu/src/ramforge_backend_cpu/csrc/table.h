@@ -4,6 +4,7 @@
 #include "ops.h"
 #include "pack.h"
 #include "attention.h"
+#include "moe.h"
 
 const rf_table RF_NAME(rf_table) = {
     .rows =
@@ -23,8 +24,12 @@ const rf_table RF_NAME(rf_table) = {
             [RF_STORE_KV] = RF_NAME(store_kv),
             [RF_GLU_SILU] = RF_NAME(glu_silu),
             [RF_GLU_GELU] = RF_NAME(glu_gelu),
+            [RF_GATE] = RF_NAME(gate),
+            [RF_ROUTE] = RF_NAME(route),
         },
     .attend = RF_NAME(attend),
+    .moe_up = RF_NAME(moe_up),
+    .moe_down = RF_NAME(moe_down),
     .matmul_f32 = RF_NAME(matmul_f32),
     .math = RF_NAME(math),
 };
