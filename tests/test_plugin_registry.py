@@ -24,7 +24,8 @@ from ramforge_core.errors import (
     PluginLoadError,
     UnknownPluginError,
 )
-from ramforge_core.plugins import Registry, package_for
+from ramforge_core.plugin_messages import package_for
+from ramforge_core.plugins import Registry
 
 NOT_A_COMMAND = "\nclass C:\n    name = 'hello'\n"
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from threading import RLock
 from types import MappingProxyType
@@ -25,12 +24,8 @@ from ramforge_core.discovery import (
     normalise,
     one_line,
 )
-from ramforge_core.errors import (
-    BackendError,
-    DuplicatePluginError,
-    PluginLoadError,
-    UnknownPluginError,
-)
+from ramforge_core.errors import BackendError, DuplicatePluginError, PluginLoadError, UnknownPluginError
+from ramforge_core.plugin_messages import NOUNS, broken, duplicate, package_for, shown
 
 if TYPE_CHECKING:
     import click
@@ -43,51 +38,6 @@ if TYPE_CHECKING:
     from ramforge_core.tokenizer import Tokenizer
 
 log = logging.getLogger("ramforge")
-
-NOUNS = {
-    "architectures": "architecture",
-    "quants": "quant format",
-    "tokenizers": "tokenizer",
-    "backends": "backend",
-    "sources": "model source",
-    "commands": "command",
-}
-PREFIXES = {
-    "architectures": "ramforge-arch-",
-    "quants": "ramforge-quant-",
-    "tokenizers": "ramforge-tokenizer-",
-    "backends": "ramforge-backend-",
-}
-FAMILIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
-    "architectures": {
-        "ramforge-arch-gemma": ("gemma2", "gemma3"),
-        "ramforge-arch-qwen": ("qwen2", "qwen3"),
-    },
-    "quants": {
-        "ramforge-quant-float": ("f32", "f16", "bf16"),
-        "ramforge-quant-legacy": ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),
-        "ramforge-quant-k": ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k"),
-    },
-    "tokenizers": {"ramforge-tokenizer-bpe": ("gpt2",), "ramforge-tokenizer-spm": ("llama",)},
-}
-"""First-party distributions that are not named after their keys: only to say what to install."""
-
-
-_PLAIN_KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,39}")
-
-
-def package_for(kind: str, key: str) -> str | None:
-    """The name of the package that provides, or would provide, this key; None if no package could be named so.
-
-    A key may come from a file, which may hold anything: nothing but a plain name becomes advice.
-    """
-    if not _PLAIN_KEY.fullmatch(key):
-        return None
-    for package, keys in FAMILIES.get(kind, {}).items():
-        if key in keys:
-            return package
-    prefix = PREFIXES.get(kind)
-    return prefix + normalise(key) if prefix else None
 
 
 class Registry:
@@ -266,7 +216,7 @@ class Registry:
                 self._outcomes[entry] = self._host.load(entry)
             outcome = self._outcomes[entry]
         if self._strict and isinstance(outcome, PluginFailure):
-            raise _broken(outcome) from outcome.error
+            raise broken(outcome) from outcome.error
         return outcome
 
     def _get(self, kind: str, key: str) -> Any:
@@ -279,16 +229,16 @@ class Registry:
         if not entries:
             raise UnknownPluginError(self._unknown(kind, key))
         if len(entries) > 1 and kind != "architectures":
-            raise _duplicate(entries)
+            raise duplicate(entries)
         outcomes = [(entry, self._load(entry)) for entry in entries]
         usable = [(e, o) for e, o in outcomes if not isinstance(o, PluginFailure)]
         if not usable:
             failure = outcomes[0][1]
-            raise _broken(failure) from failure.error
+            raise broken(failure) from failure.error
         runnable = [(e, o) for e, o in usable if getattr(o, "runnable", True)]
         best = runnable or usable
         if len(best) > 1:
-            raise _duplicate(tuple(e for e, _ in best))
+            raise duplicate(tuple(e for e, _ in best))
         for _, outcome in outcomes:  # one of two providers is broken: the other serves, but not silently
             self._complain(outcome)
         return best[0]
@@ -297,7 +247,7 @@ class Registry:
         formats = self.all_of("quants")
         same = [k for k, f in formats.items() if f.ggml_type == ggml_type]
         if len(same) > 1:
-            raise _duplicate(tuple(self._entries["quants"][k][0] for k in same))
+            raise duplicate(tuple(self._entries["quants"][k][0] for k in same))
         if not same:
             raise UnknownPluginError(self._unknown("quants", name, ggml_type))
         found: QuantFormat = formats[same[0]]
@@ -317,7 +267,7 @@ class Registry:
         raise BackendError(f"no backend can work on this machine: {'; '.join(why)}")
 
     def _unknown(self, kind: str, key: str | None, ggml_type: int | None = None) -> str:
-        what = f"{NOUNS[kind]} {_shown(key)}" if key is not None else "quant format"
+        what = f"{NOUNS[kind]} {shown(key)}" if key is not None else "quant format"
         if ggml_type is not None:
             what += f" of ggml type {ggml_type}"
         text = f"no installed plugin provides {what}; {self._known(kind)}"
@@ -339,14 +289,14 @@ class Registry:
         """Say once what is wrong with plugins that nobody asked for, as far as it is seen without imports."""
         for failure in self._found:
             if self._strict:
-                raise _broken(failure) from failure.error
+                raise broken(failure) from failure.error
             self._complain(failure)
         for note in self._notes:
             self._warn(note, note)
         if kind != "architectures":  # there, whether it is a conflict is seen only after importing both
             for key, entries in self._entries[kind].items():
                 if len(entries) > 1 and key != wanted:
-                    error = _duplicate(entries)
+                    error = duplicate(entries)
                     if self._strict:
                         raise error
                     self._warn((kind, key), str(error))
@@ -355,7 +305,7 @@ class Registry:
         if isinstance(outcome, PluginFailure):
             # One line per plugin, not one for each of its entry points.
             self._warn(
-                (outcome.distribution, outcome.kind, outcome.phase), f"{_broken(outcome)}; it is ignored"
+                (outcome.distribution, outcome.kind, outcome.phase), f"{broken(outcome)}; it is ignored"
             )
 
     def _warn(self, once: object, text: str) -> None:
@@ -390,24 +340,3 @@ def unavailable(backend: Backend) -> str | None:
         return backend.available()
     except Exception as error:  # a driver that fails to load is a reason like any other
         return one_line(error)
-
-
-def _shown(key: str) -> str:
-    """A key in quotes, without what could steer a terminal, and not a page of it: files hold anything."""
-    return repr(key if len(key) <= 80 else f"{key[:80]}...")
-
-
-def _broken(failure: PluginFailure) -> PluginLoadError:
-    what = f" ({NOUNS[failure.kind]} {failure.name!r})" if failure.kind else ""
-    return PluginLoadError(
-        f"plugin {failure.distribution} {failure.version}{what} cannot be used: {failure.why}"
-    )
-
-
-def _duplicate(entries: tuple[PluginEntry, ...]) -> DuplicatePluginError:
-    first = entries[0]
-    providers = " and ".join(dict.fromkeys(e.provider for e in entries))
-    return DuplicatePluginError(
-        f"{NOUNS[first.kind]} {first.key!r} is provided by {providers}; uninstall one, or name in "
-        f"RAMFORGE_PLUGINS the distributions that are allowed"
-    )
