@@ -130,6 +130,7 @@ def test_every_error_of_core_has_its_code():
         "ShapeError": 1,
         "ParameterError": 2,
         "GGUFError": 3,
+        "SessionError": 3,
         "MetadataError": 3,
         "TensorError": 3,
         "UnsupportedError": 4,
@@ -146,6 +147,7 @@ def test_every_error_of_core_has_its_code():
         "NonFiniteError": 7,
         "VerificationError": 7,
         "ContextFullError": 7,
+        "QueueFullError": 7,
         "TemplateError": 7,
         "Interrupted": 130,
     }
@@ -252,7 +254,7 @@ def test_a_wrong_command_line_is_one_line_and_exit_code_2(ramforge, arguments):
     assert re.fullmatch(r"ramforge: error: .+ \(see 'ramforge.* --help'\)\n", outcome.err)
 
 
-@pytest.mark.parametrize("command", ["run", "inspect", "support", "tokenize", "verify"])
+@pytest.mark.parametrize("command", ["run", "inspect", "support", "tokenize", "verify", "bench", "chat"])
 def test_a_model_that_is_not_there(ramforge, command):
     text = ["-p", "x"] if command == "run" else ["x"] if command == "tokenize" else []
     outcome = ramforge(command, "no/such/file.gguf", *text)
@@ -260,7 +262,7 @@ def test_a_model_that_is_not_there(ramforge, command):
     assert outcome.err == "ramforge: error: there is no file or folder 'no/such/file.gguf'\n"
 
 
-@pytest.mark.parametrize("command", ["run", "inspect", "support", "tokenize", "verify"])
+@pytest.mark.parametrize("command", ["run", "inspect", "support", "tokenize", "verify", "bench", "chat"])
 @pytest.mark.parametrize(
     "content", [b"", b"GGUF", b"<!DOCTYPE html>", b"PK\x03\x04" + bytes(100), bytes(4096)]
 )

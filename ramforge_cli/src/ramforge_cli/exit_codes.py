@@ -25,7 +25,11 @@ EXIT_CODES = (
         "the command line is wrong: an unknown option, or a value that cannot be used",
         (click.ClickException, errors.ParameterError),
     ),
-    ExitCode(3, "the file is damaged, cut short or not a GGUF file", (errors.GGUFError,)),
+    ExitCode(
+        3,
+        "the file is damaged, cut short or not a GGUF file, or not a session of this model",
+        (errors.GGUFError, errors.SessionError),
+    ),
     ExitCode(
         4,
         "the file is sound, but no installed plugin can run it, or a plugin or backend that is needed does not work",
@@ -44,8 +48,14 @@ EXIT_CODES = (
     ExitCode(
         7,
         "the answer could not be made or is wrong: logits that are no numbers or change with the memory budget, a chat "
-        "template that fails, a full context",
-        (errors.NonFiniteError, errors.VerificationError, errors.TemplateError, errors.ContextFullError),
+        "template that fails, a full context, too many requests",
+        (
+            errors.NonFiniteError,
+            errors.VerificationError,
+            errors.TemplateError,
+            errors.ContextFullError,
+            errors.QueueFullError,
+        ),
     ),
     ExitCode(
         8,

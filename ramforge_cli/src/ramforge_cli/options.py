@@ -69,3 +69,75 @@ def ram_option(command: Any) -> Any:
 def json_option(command: Any) -> Any:
     """``--json``: facts for programs."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+def model_options(command: Any) -> Any:
+    """How a model is opened: ram, ctx, threads, backend and kv_type, as `ramforge_core.open` has them."""
+    return _together(
+        command,
+        ram_option,
+        click.option(
+            "--ctx",
+            type=int,
+            metavar="N",
+            help="Tokens that prompt and answer may take. [default: 4096 at most]",
+        ),
+        click.option(
+            "--threads", type=int, default=0, metavar="N", help="[default: what this machine grants]"
+        ),
+        click.option(
+            "--backend",
+            metavar="NAME",
+            help="How to compute; `ramforge support` lists them. [default: the best]",
+        ),
+        click.option(
+            "--kv-type",
+            type=click.Choice(["f16", "f32", "q8_0"]),
+            default="f16",
+            show_default=True,
+            help="KV cache type.",
+        ),
+    )
+
+
+def opening(options: dict[str, Any]) -> dict[str, Any]:
+    """Take those of `model_options` out of a command's options."""
+    return {name: options.pop(name) for name in ("ram", "ctx", "threads", "backend", "kv_type")}
+
+
+def answer_options(command: Any) -> Any:
+    """How an answer is made: what `LanguageModel.generate` takes of the same names."""
+
+    def option(*names: str, **settings: Any) -> Any:
+        return click.option(*names, show_default="default" in settings, **settings)
+
+    return _together(
+        command,
+        option(
+            "-n",
+            "--max-tokens",
+            type=int,
+            metavar="N",
+            help="Stop after N tokens. [default: when the model ends]",
+        ),
+        option("--temperature", type=float, default=0.2, help="0 always takes the likeliest token."),
+        option("--top-k", type=int, default=40, help="Draw from the K likeliest; 0 is off."),
+        option("--top-p", type=float, default=0.95, help="Draw from the likeliest that sum to P."),
+        option("--min-p", type=float, default=0.05, help="Drop what is rarer than P x the likeliest."),
+        option("--repeat-penalty", type=float, default=1.0, help="Above 1 repeats less; 1 is off."),
+        option("--repeat-last-n", type=int, default=64, help="Tokens that count as recent; -1: all."),
+        option(
+            "--seed", type=int, metavar="N", help="Draw the same tokens again. [default: a new one each time]"
+        ),
+        option(
+            "--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times."
+        ),
+        option("--special", is_flag=True, help="Show control tokens such as <|im_end|>."),
+    )
+
+
+def _together(command: Any, *options: Any) -> Any:
+    """``command`` with several options, which ``--help`` lists in this order."""
+    for option in reversed(options):
+        command = option(command)
+    return command

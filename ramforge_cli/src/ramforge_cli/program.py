@@ -38,6 +38,7 @@ class BuiltIn(NamedTuple):
 
 BUILT_IN = {
     "run": BuiltIn("ramforge_cli.commands.run:run", "Answer a prompt."),
+    "chat": BuiltIn("ramforge_cli.commands.chat:chat", "Talk to a model, turn by turn."),
     "inspect": BuiltIn("ramforge_cli.commands.inspect:inspect", "Show what a GGUF file holds."),
     "plan": BuiltIn("ramforge_cli.commands.plan:plan", "Say what a run will take."),
     "support": BuiltIn("ramforge_cli.commands.support:support", "Show what this machine can run."),
@@ -47,6 +48,7 @@ BUILT_IN = {
     "verify": BuiltIn(
         "ramforge_cli.commands.verify:verify", "Check a model's file, and that every budget gives the same."
     ),
+    "bench": BuiltIn("ramforge_cli.commands.bench:bench", "Measure how fast a model runs here."),
     "pull": BuiltIn("ramforge_cli.commands.pull:pull", "Fetch a model and print where it is."),
 }
 

@@ -13,7 +13,7 @@ import click
 
 from ramforge_cli.console import Progress, say
 from ramforge_cli.inputs import read_text
-from ramforge_cli.options import debug_option, output_file, ram_option
+from ramforge_cli.options import answer_options, debug_option, model_options, opening, output_file
 from ramforge_cli.outputs import write_file
 
 if TYPE_CHECKING:
@@ -36,47 +36,8 @@ def _tokens(n: float) -> str:
 )
 @click.option("--system", metavar="TEXT", help="Instructions that stand before the prompt.")
 @click.option("--raw", is_flag=True, help="Continue the prompt as it is, without the model's chat template.")
-@click.option(
-    "-n", "--max-tokens", type=int, metavar="N", help="Stop after N tokens. [default: when the model ends]"
-)
-@click.option(
-    "--temperature", type=float, default=0.2, show_default=True, help="0 always takes the likeliest token."
-)
-@click.option("--top-k", type=int, default=40, show_default=True, help="Draw from the K likeliest; 0 is off.")
-@click.option(
-    "--top-p", type=float, default=0.95, show_default=True, help="Draw from the likeliest that sum to P."
-)
-@click.option(
-    "--min-p", type=float, default=0.05, show_default=True, help="Drop what is rarer than P x the likeliest."
-)
-@click.option(
-    "--repeat-penalty", type=float, default=1.0, show_default=True, help="Above 1 repeats less; 1 is off."
-)
-@click.option(
-    "--repeat-last-n", type=int, default=64, show_default=True, help="Tokens that count as recent; -1: all."
-)
-@click.option(
-    "--seed", type=int, metavar="N", help="Draw the same tokens again. [default: a new one each time]"
-)
-@click.option(
-    "--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given several times."
-)
-@ram_option
-@click.option(
-    "--ctx", type=int, metavar="N", help="Tokens that prompt and answer may take. [default: 4096 at most]"
-)
-@click.option("--threads", type=int, default=0, metavar="N", help="[default: what this machine grants]")
-@click.option(
-    "--backend", metavar="NAME", help="How to compute; `ramforge support` lists them. [default: the best]"
-)
-@click.option(
-    "--kv-type",
-    type=click.Choice(["f16", "f32", "q8_0"]),
-    default="f16",
-    show_default=True,
-    help="KV cache type.",
-)
-@click.option("--special", is_flag=True, help="Show control tokens such as <|im_end|>.")
+@answer_options
+@model_options
 @click.option(
     "-v",
     "--verbose",
@@ -101,16 +62,11 @@ def _tokens(n: float) -> str:
 def run(
     model: str,
     prompt: str | None,
-    ram: str | None,
-    ctx: int | None,
-    threads: int,
-    backend: str | None,
-    kv_type: Any,
     verbose: bool,
     profile: bool,
     memory_report: bool,
     stats_json: Path | None,
-    **generation: Any,
+    **options: Any,
 ) -> None:
     """Answer a prompt.
 
@@ -120,7 +76,7 @@ def run(
     text = read_text(prompt, _HOW)
     if prompt in (None, "-"):
         text = text.removesuffix("\n").removesuffix("\r")  # of `echo` and of editors, not the writer's
-    if not text and not (prompt == "" and generation["raw"]):
+    if not text and not (prompt == "" and options["raw"]):
         raise click.UsageError(_EMPTY)
 
     import ramforge_core
@@ -128,20 +84,13 @@ def run(
 
     with Progress("loading") as loading:
         opened = ramforge_core.open(
-            model,
-            backend=backend,
-            threads=threads,
-            ctx=ctx,
-            kv_type=kv_type,
-            ram=ram,
-            progress=loading,
-            profile=Profile() if profile else None,
+            model, progress=loading, profile=Profile() if profile else None, **opening(options)
         )
     with opened as m:
         if not text and not (m.tokenizer.add_bos and m.tokenizer.bos_id is not None):
             raise click.UsageError(f"{_EMPTY}; this vocabulary has no token that begins a text, either")
         with Progress("reading the prompt", _tokens) as reading:
-            answer = m.generate(text, progress=reading, **generation)
+            answer = m.generate(text, progress=reading, **options)
             pieces = iter(answer)
             first = next(pieces, "")
         try:
