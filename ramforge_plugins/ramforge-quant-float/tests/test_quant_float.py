@@ -59,13 +59,25 @@ def test_every_finite_pattern_multiplies(fmt: QuantFormat) -> None:
         assert same_bits(run_matmul(fmt.kernels.functions[isa], rows, 16, pack("f32", x)), expected), isa
 
 
+def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c of float32, rounded once: an exact product in float64 and a sum that is rounded to odd."""
+    product = a.astype(np.float64) * b
+    total = product + c
+    back = total - product
+    error = (product - (total - back)) + (c - back)
+    bits = total.view(np.int64)
+    other = bits + np.where((error > 0) == (total > 0), 1, -1)
+    return np.where((error != 0) & (bits & 1 == 0), other, bits).view(np.float64).astype(np.float32)
+
+
 def stated_product(w: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The order of ``float_rows.h`` in NumPy: 16 partial sums, then the fixed tree."""
     columns = w.shape[1]
     s = np.zeros((len(x), len(w), 16), np.float32)
     for k in range(0, columns, 16):
-        part = x[:, None, k : k + 16] * w[None, :, k : k + 16]
-        s[..., : part.shape[2]] = s[..., : part.shape[2]] + part
+        a, b = x[:, None, k : k + 16], w[None, :, k : k + 16]
+        n = a.shape[2]
+        s[..., :n] = fma(a, b, s[..., :n])
     s = s[..., :8] + s[..., 8:]
     s = s[..., :4] + s[..., 4:]
     s = s[..., :2] + s[..., 2:]
@@ -74,15 +86,18 @@ def stated_product(w: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 @pytest.mark.parametrize("columns", [1, 15, 16, 576, 1003])
-def test_matmul_is_the_stated_expression(fmt: QuantFormat, columns: int) -> None:
+@pytest.mark.parametrize("spread", [0, 12])
+def test_matmul_is_the_stated_expression(fmt: QuantFormat, columns: int, spread: int) -> None:
+    """spread : powers of two that values are apart at most, so that products meet sums of any size."""
     rng = np.random.default_rng(columns)
-    values = rng.normal(size=(19, columns)).astype(np.float32)
+    values = rng.normal(size=(19, columns)) * np.exp2(rng.integers(-spread, spread + 1, (19, columns)))
+    values = values.astype(np.float32)
     weights = (
         values.astype("<f2").view(np.uint8) if fmt.name == "f16" else values.astype("<f4").view(np.uint8)
     )
     if fmt.name == "bf16":
         weights = np.ascontiguousarray(weights.view("<u2")[:, 1::2]).view(np.uint8)
-    x = rng.normal(size=(11, columns)).astype(np.float32)
+    x = rng.normal(size=(101, columns)).astype(np.float32)
     expected = stated_product(fmt.decode_rows(weights.reshape(-1), columns), x)
     assert fmt.kernels is not None
     for isa in machine_isas() & set(fmt.kernels.functions):

@@ -23,7 +23,8 @@ typedef int (*ramforge_decode_fn)(const uint8_t *src, int64_t n_blocks, float *d
  * Batch-invariant: one result never depends on n_rows, n_acts or the instruction set. The rule that gives this:
  * exact int32 sums inside a block, then one float32 accumulator for each (row, activation), blocks in order, each
  * product and each sum rounded by itself (no fused multiply-add). Formats multiplied in float32 keep 16 partial
- * sums, value k going to sum k % 16, reduced as (((s0+s8)+(s4+s12))+((s2+s10)+(s6+s14))) + (the same of odd ones). */
+ * sums that begin at +0, value k going to sum k % 16 by a fused multiply-add, s = fma(w, x, s) rounded once, reduced
+ * as (((s0+s8)+(s4+s12))+((s2+s10)+(s6+s14))) + (the same of odd ones). */
 typedef int (*ramforge_matmul_fn)(const uint8_t *weights, int64_t row_bytes, int64_t n_rows, int64_t n_cols,
                                   const uint8_t *acts, int64_t act_bytes, int64_t n_acts, float *out,
                                   int64_t out_stride);

@@ -25,8 +25,8 @@ PACKING_VALUES: dict[Packing, int] = {"f32": 1, "q8_32": 32, "q8_256": 256}
 _Q8_32 = np.dtype([("q", "i1", 32), ("d", "<f4"), ("s", "<f4"), ("sum", "<i4")])
 _Q8_256 = np.dtype([("q", "i1", 256), ("sum", "<i2", 16), ("d", "<f4")])
 _ISA_FLAGS = {
-    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c"},
-    "avx2": {"avx2", "f16c"},
+    "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"},
+    "avx2": {"avx2", "fma", "f16c"},
 }
 
 
