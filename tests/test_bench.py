@@ -18,6 +18,7 @@ from synthetic import SMALL, TINY, Sizes, write_model
 
 from ramforge_cli.main import main
 from ramforge_core import benchmarking
+from ramforge_core.backend import WeightSpec
 from ramforge_core.benchmarking import Spread, benchmark_kernels, benchmark_model
 from ramforge_core.benchmarking import kernels as kernel_module
 from ramforge_core.calibration import CalibrationStore
@@ -27,6 +28,8 @@ from ramforge_core.errors import BudgetTooSmallError
 from ramforge_core.gguf import open_gguf
 from ramforge_core.plugins import Registry
 from ramforge_core.system import process_memory
+from ramforge_core.testing.backend import PlainFloat32
+from ramforge_core.testing.experts import mixture_graph
 
 SPREAD = {"median", "min", "max"}
 
@@ -141,6 +144,15 @@ def test_a_token_multiplies_with_all_weights_but_the_embeddings_of_others(tmp_pa
     whole = sum(t.nbytes for t in tensors.values()) - (0 if tied else embeddings)
     found = benchmark_model(file, prompt=1, gen=1, repeat=1, threads=1)
     assert found.weight_bytes_per_token == whole + embeddings // sizes.vocab
+
+
+def test_a_token_multiplies_with_the_experts_that_it_chooses():
+    graph, arrays = mixture_graph(normalise=True, chosen=3, experts=9)
+    weights = {name: WeightSpec(name, array.shape, PlainFloat32()) for name, array in arrays.items()}
+    of = {name: array.nbytes for name, array in arrays.items()}
+    used = of["router"] + (of["gate"] + of["up"] + of["down"]) // 3 + of["x"] // len(arrays["x"])
+    model = SimpleNamespace(graph=graph, weights=weights)
+    assert benchmarking.model.weight_bytes_per_token(model) == used
 
 
 def test_weights_stand_beside_memory_where_they_are_larger_than_a_cache(tiny, monkeypatch):

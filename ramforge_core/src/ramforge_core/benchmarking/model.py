@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from attrs import asdict, define, field, frozen
@@ -14,7 +14,7 @@ from ramforge_core.benchmarking.spread import Spread, digits
 from ramforge_core.calibration import calibrate_disk
 from ramforge_core.calibration.memory import read_rate
 from ramforge_core.errors import ParameterError
-from ramforge_core.graph import Embed, op_weights
+from ramforge_core.graph import Embed, Moe, op_weights
 from ramforge_core.reports.layout import pairs, seconds, table
 from ramforge_core.sizes import format_size
 from ramforge_core.system import default_threads, process_memory
@@ -172,7 +172,7 @@ def benchmark_model(
         first_token_s=first_token_s,
         prefill_tokens_per_s=Spread.of(rounds.prefill),
         decode_tokens_per_s=Spread.of(rounds.decode),
-        weight_bytes_per_token=_weight_bytes_per_token(m.engine.model),
+        weight_bytes_per_token=weight_bytes_per_token(m.engine.model),
         streamed_bytes=m.engine.allotment.residency.streamed_bytes,
         memory_bytes_per_s=Spread.of(rounds.memory) if rounds.memory else None,
         disk=disk,
@@ -235,9 +235,18 @@ class _Rounds:
             self.progress(self._done + tokens, self.total * (self.prompt + self.gen))
 
 
-def _weight_bytes_per_token(model: Model) -> int:
-    """Of token embeddings a pass reads one row, of all other weights everything."""
-    ops: Sequence[Any] = model.graph.ops
-    whole = {name for op in ops if not isinstance(op, Embed) for name in op_weights(op)}
-    rows = {op.weight for op in ops if isinstance(op, Embed)}
-    return sum(model.weights[n].nbytes for n in whole) + sum(model.weights[n].row_bytes for n in rows)
+def weight_bytes_per_token(model: Model) -> int:
+    """What one token multiplies with: of embeddings its row, of experts those that it chooses, else everything."""
+    used: dict[str, int] = {}
+    for op in model.graph.ops:
+        for name in op_weights(op):
+            spec = model.weights[name]
+            if isinstance(op, Embed):
+                nbytes = spec.row_bytes
+            elif isinstance(op, Moe):
+                nbytes = spec.nbytes // op.experts * op.chosen
+            else:
+                nbytes = spec.nbytes
+            # Where embeddings are tied, the head reads what a lookup takes a row of.
+            used[name] = max(nbytes, used.get(name, 0))
+    return sum(used.values())
