@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ramforge_core.graph import Rope, RopeScaling, Value
-from ramforge_core.rope import rope_frequencies
+from ramforge_core.rope import rope_factors, rope_frequencies
 
 
 def rope(width=8, base=10000.0, scaling=None):
@@ -57,3 +57,14 @@ def test_yarn_ramp_worked_out_by_hand():
     # 32 turns: pair -1.6, so the ramp begins at 0; one turn: pair 1.41, so it ends at 2
     kept = np.array([1, 0.5, 0, 0, 0, 0, 0, 0])
     np.testing.assert_allclose(frequencies, plain * kept + plain / 4 * (1 - kept), rtol=1e-6)
+
+
+def test_longrope_multiplies_and_takes_the_divisors_of_its_context():
+    value = Value("x", 8)
+    scaling = RopeScaling("longrope", 1.0, 4096, attention_factor=1.19)
+    longrope = Rope(value, value, 8, 8, "half", 10000.0, scaling, "short", "long")
+    assert [rope_factors(longrope, n) for n in (1, 4096, 4097)] == ["short", "short", "long"]
+    frequencies, magnitude = rope_frequencies(longrope, np.float32([1, 2, 4, 8]))
+    np.testing.assert_allclose(frequencies, [1, 0.05, 0.0025, 0.000125], rtol=1e-6)
+    assert magnitude == pytest.approx(1.19)
+    assert rope_factors(rope(), 10**6) is None

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 Rotation = Callable[[Value], Value]
 """Builds the rotation of a value's heads."""
 
+ROPE_FACTORS = "rope_freqs.weight"
+"""Divisors of the rotation's frequencies: how GGUF files carry Llama 3's scaling."""
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+"""The same for short and for long contexts, which is the scaling longrope."""
+
 
 @frozen(kw_only=True)
 class TransformerConfig(ModelConfig):
@@ -127,7 +132,9 @@ def _vocab_size(metadata: Metadata, arch: str) -> int:
 
 def _rope_scaling(metadata: Metadata, arch: str) -> RopeScaling | None:
     key = f"{arch}.rope.scaling"
-    kind = metadata.text(f"{key}.type", default="none")
+    # files of Phi 3 say the multiplier and not the type
+    usual = "longrope" if f"{key}.attn_factor" in metadata else "none"
+    kind = metadata.text(f"{key}.type", default=usual)
     if kind == "none":
         # the key that files had before rope.scaling.type existed
         factor = positive(metadata, f"{arch}.rope.scale_linear", 1.0)
@@ -210,6 +217,13 @@ def model_tensors(c: TransformerConfig) -> list[TensorSpec]:
     ]
 
 
+def rope_tensors(c: TransformerConfig) -> list[TensorSpec]:
+    """Divisors of the rotation's frequencies that a file may have."""
+    shape = (c.rope_width // 2,)
+    pair = (TensorSpec(n, shape, required=False, group="longrope") for n in (SHORT_FACTORS, LONG_FACTORS))
+    return [TensorSpec(ROPE_FACTORS, shape, required=False), *pair]
+
+
 def norm_tensors(b: str, width: int, *names: str) -> list[TensorSpec]:
     """Norm weights of block ``b``, a name with its dot ("blk.0.")."""
     return [TensorSpec(f"{b}{name}.weight", (width,)) for name in names]
@@ -278,6 +292,8 @@ def rotation(
         "pairs": pairs,
         "base": c.rope_base,
         "scaling": c.rope_scaling,
+        "factors": next((name for name in (SHORT_FACTORS, ROPE_FACTORS) if g.has(name)), None),
+        "long_factors": LONG_FACTORS if g.has(LONG_FACTORS) else None,
     }
     return partial(g.rope, **{**usual, **changes})
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ramforge_arch_llama import ROPE_FACTORS, Llama
+from ramforge_arch_llama import Llama
 from ramforge_core.errors import MetadataError, TensorError, UnsupportedError
 from ramforge_core.gguf import Metadata
 from ramforge_core.graph import GraphBuilder, Rope, RopeScaling, Route
 from ramforge_core.model import check_tensors
 from ramforge_core.testing import ArchitectureTests
 from ramforge_core.testing.architecture import tensor_info
+from ramforge_core.transformer import ROPE_FACTORS
 
 VALUES = {
     "general.architecture": "llama",

@@ -7,7 +7,7 @@ import pytest
 from ramforge_arch_phi3 import Phi3
 from ramforge_core.errors import MetadataError
 from ramforge_core.gguf import Metadata
-from ramforge_core.graph import Attention, GraphBuilder, Rope, Slice
+from ramforge_core.graph import Attention, GraphBuilder, Rope, RopeScaling, Slice
 from ramforge_core.testing import ArchitectureTests
 
 VALUES = {
@@ -62,3 +62,14 @@ def test_window(says, window):
 def test_a_senseless_window_is_refused():
     with pytest.raises(MetadataError, match="sliding_window"):
         ops_of(Attention, **{"attention.sliding_window": -1})
+
+
+def test_longrope_is_known_by_its_multiplier():
+    keys = {
+        "context_length": 131072,
+        "rope.scaling.original_context_length": 4096,
+        "rope.scaling.attn_factor": 1.19,
+    }
+    for rope in ops_of(Rope, **keys):
+        assert rope.scaling == RopeScaling("longrope", 1.0, 4096, 1.19)
+        assert (rope.factors, rope.long_factors) == ("rope_factors_short.weight", "rope_factors_long.weight")

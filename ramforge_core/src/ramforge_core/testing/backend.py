@@ -241,6 +241,18 @@ _ROPES: dict[str, dict[str, Any]] = {
     "part of a head": {"pairs": "half", "rotary_width": 12},
     "part of a head, adjacent": {"pairs": "adjacent", "rotary_width": 6},
     "factors": {"pairs": "adjacent", "factors": "factors"},
+    "factors of a short context": {
+        "pairs": "half",
+        "factors": "factors",
+        "long_factors": "long",
+        "scaling": RopeScaling("longrope", 1.0, 200_000, 1.19),
+    },
+    "factors of a long context": {
+        "pairs": "half",
+        "factors": "factors",
+        "long_factors": "long",
+        "scaling": RopeScaling("longrope", 1.0, 199_999, 1.19),
+    },
     "linear": {"pairs": "half", "scaling": RopeScaling("linear", 4.0)},
     "yarn": {"pairs": "adjacent", "scaling": RopeScaling("yarn", 4.0, 32, 1.1386)},
 }
@@ -319,6 +331,7 @@ class BackendTests:
         weights = {
             "x": rng.standard_normal((7, 48)).astype(np.float32),
             "factors": np.array([1, 1, 2, 2, 3, 4, 4, 8], np.float32),
+            "long": np.array([1, 3, 3, 5, 9, 20, 30, 60], np.float32),
         }
         g = GraphBuilder({n: w.shape for n, w in weights.items()})
         with g.stage("only"):
@@ -329,7 +342,8 @@ class BackendTests:
         got = rig.run(range(7), positions)
 
         op = next(op for op in g.finish().ops if isinstance(op, Rope))
-        frequencies, magnitude = rope_frequencies(op, weights["factors"] if op.factors else None)
+        divisors = "long" if name == "factors of a long context" else op.factors
+        frequencies, magnitude = rope_frequencies(op, weights[divisors] if divisors else None)
         turns = np.exp(1j * np.outer(positions, frequencies.astype(np.float64)))[:, None] * magnitude
         heads = weights["x"].astype(np.float64).reshape(7, 3, 16)
         pair, half = op.rotary_width, op.rotary_width // 2

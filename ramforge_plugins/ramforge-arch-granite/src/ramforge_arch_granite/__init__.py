@@ -26,6 +26,7 @@ from ramforge_core.transformer import (
     norm_tensors,
     positive,
     read_transformer,
+    rope_tensors,
     rotation,
 )
 
@@ -66,7 +67,7 @@ class Granite(Architecture):
         )
 
     def tensors(self, c: GraniteConfig) -> Sequence[TensorSpec]:
-        specs = model_tensors(c)
+        specs = model_tensors(c) + rope_tensors(c)
         for b in (f"blk.{i}." for i in range(c.block_count)):
             specs += norm_tensors(b, c.embedding_length, "attn_norm", "ffn_norm")
             specs += attention_tensors(c, b)

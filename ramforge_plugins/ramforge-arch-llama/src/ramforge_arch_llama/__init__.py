@@ -22,14 +22,12 @@ from ramforge_core.transformer import (
     norm,
     norm_tensors,
     read_transformer,
+    rope_tensors,
     rotation,
 )
 
 if TYPE_CHECKING:
     from ramforge_core.gguf import Metadata
-
-ROPE_FACTORS = "rope_freqs.weight"
-"""Per-dimension divisors of the rotation frequencies: how GGUF files carry llama3's rope scaling."""
 
 
 class Llama(Architecture):
@@ -41,8 +39,7 @@ class Llama(Architecture):
         return read_transformer(metadata, self.key, MixtureConfig, mixture=read_mixture(metadata, self.key))
 
     def tensors(self, c: MixtureConfig) -> Sequence[TensorSpec]:
-        specs = model_tensors(c)
-        specs.append(TensorSpec(ROPE_FACTORS, (c.rope_width // 2,), required=False))
+        specs = model_tensors(c) + rope_tensors(c)
         for b in (f"blk.{i}." for i in range(c.block_count)):
             specs += norm_tensors(b, c.embedding_length, "attn_norm", "ffn_norm")
             specs += attention_tensors(c, b)
@@ -50,7 +47,7 @@ class Llama(Architecture):
         return specs
 
     def build(self, c: MixtureConfig, g: GraphBuilder) -> None:
-        rotate = rotation(c, g, "adjacent", factors=ROPE_FACTORS if g.has(ROPE_FACTORS) else None)
+        rotate = rotation(c, g, "adjacent")
         with g.stage("embedding"):
             x = g.embed("token_embd.weight")
         for i in range(c.block_count):

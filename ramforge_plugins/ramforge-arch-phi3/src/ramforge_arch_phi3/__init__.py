@@ -23,6 +23,7 @@ from ramforge_core.transformer import (
     norm_tensors,
     output_tensors,
     read_transformer,
+    rope_tensors,
     rotation,
 )
 
@@ -52,7 +53,7 @@ class Phi3(Architecture):
 
     def tensors(self, c: Phi3Config) -> Sequence[TensorSpec]:
         D, F = c.embedding_length, c.feed_forward_length
-        specs = model_tensors(c)
+        specs = model_tensors(c) + rope_tensors(c)
         for b in (f"blk.{i}." for i in range(c.block_count)):
             specs += norm_tensors(b, D, "attn_norm", "ffn_norm")
             specs += [TensorSpec(b + "attn_qkv.weight", (sum(_widths(c)), D)), *output_tensors(c, b)]
