@@ -28,8 +28,8 @@ from ramforge_core.errors import BudgetTooSmallError
 from ramforge_core.gguf import open_gguf
 from ramforge_core.plugins import Registry
 from ramforge_core.system import process_memory
-from ramforge_core.testing.backend import PlainFloat32
 from ramforge_core.testing.experts import mixture_graph
+from ramforge_core.testing.rig import PlainFloat32
 
 SPREAD = {"median", "min", "max"}
 

@@ -8,7 +8,7 @@ from cffi import FFI
 from ramforge_backend_cpu import CpuBackend
 from ramforge_core.graph import GraphBuilder
 from ramforge_core.quant import KERNEL_ABI, KernelFunctions, QuantKernels
-from ramforge_core.testing.backend import PlainFloat32, Rig
+from ramforge_core.testing.rig import PlainFloat32, Rig
 
 MATMUL = "int(uint8_t *, int64_t, int64_t, int64_t, uint8_t *, int64_t, int64_t, float *, int64_t)"
 

@@ -10,7 +10,7 @@ from ramforge_backend_cpu import CpuBackend
 from ramforge_backend_cpu.machine import ISA_VARIABLE, instruction_sets, native
 from ramforge_core.graph import GraphBuilder
 from ramforge_core.memory import allocate
-from ramforge_core.testing.backend import Rig, tiny_llama
+from ramforge_core.testing.rig import Rig, tiny_llama
 
 ISAS = list(instruction_sets())
 HERE = [i for i, is_here in enumerate(instruction_sets().values()) if is_here]

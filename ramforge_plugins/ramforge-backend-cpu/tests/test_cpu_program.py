@@ -16,7 +16,7 @@ from ramforge_core.backend import Batch
 from ramforge_core.errors import BackendError, Interrupted, ParameterError, ShapeError
 from ramforge_core.graph import GraphBuilder, op_weights
 from ramforge_core.kv import CHUNK_POSITIONS
-from ramforge_core.testing.backend import PlainFloat32, Rig, packed, tiny_llama
+from ramforge_core.testing.rig import PlainFloat32, Rig, packed, tiny_llama
 
 
 def units_of(graph, packing="f32"):
@@ -210,7 +210,7 @@ def test_a_forked_child_gets_an_error_and_can_end():
     script = """
 import os
 from ramforge_backend_cpu import CpuBackend
-from ramforge_core.testing.backend import PlainFloat32, Rig, packed, tiny_llama
+from ramforge_core.testing.rig import PlainFloat32, Rig, packed, tiny_llama
 rig = Rig(CpuBackend(), *tiny_llama(), threads=2)
 rig.run([1])
 if os.fork() == 0:

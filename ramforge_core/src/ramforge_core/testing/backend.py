@@ -1,274 +1,26 @@
 """Conformance suite of backends: subclass `BackendTests` and give it the fixture ``backend``.
 
-Formulas are stated anew here, in float64 NumPy, and weights are float32 without kernels; so the suite tests the ops
-and not a number format. Clauses are numbered in ``docs/conformance.md``.
+Weights are float32 without kernels, so the suite tests the ops, by their formulas, and not a number format. Clauses are
+numbered in ``docs/conformance.md``.
 """
 
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from ramforge_core.backend import Backend, Batch, Control, Limits, Program, WeightSpec
+from ramforge_core.backend import Backend
 from ramforge_core.errors import Interrupted, ParameterError, ShapeError
-from ramforge_core.graph import Graph, GraphBuilder, Moe, Rope, RopeScaling, Route, Value
-from ramforge_core.kv import CHUNK_POSITIONS, KV_TYPES, KVCache, KVLayout, KVType
-from ramforge_core.memory import allocate
-from ramforge_core.quant import QuantFormat
+from ramforge_core.graph import GraphBuilder, Moe, Rope, Route
+from ramforge_core.kv import CHUNK_POSITIONS, KV_TYPES, KVCache, KVType
 from ramforge_core.rope import rope_frequencies
 from ramforge_core.testing.experts import MIXTURES, TOKENS, mixture_formula, mixture_graph
-
-F32 = NDArray[np.float32]
-F64 = NDArray[np.float64]
-
-
-class PlainFloat32(QuantFormat):
-    """Float32 as stored, without kernels."""
-
-    name = "f32"
-    ggml_type = 0
-    block_values = 1
-    block_bytes = 4
-
-    def decode(self, blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-        return blocks.view("<f4").astype(np.float32, copy=False)
-
-
-class Rig:
-    """A compiled graph with its weights and one KV cache per sequence."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        graph: Graph,
-        weights: Mapping[str, F32],
-        *,
-        kv_type: KVType = "f32",
-        max_tokens: int = 64,
-        max_context: int = 2 * CHUNK_POSITIONS,
-        threads: int = 0,
-        formats: Mapping[str, QuantFormat] | None = None,
-        data: Mapping[str, NDArray[np.uint8]] | None = None,
-        missing: Mapping[str, F32] | None = None,
-    ) -> None:
-        """formats, data : for weights that are not float32: their format, and their bytes if these are not float32.
-        missing : weights that are known, but not bound.
-        """
-        formats, data = formats or {}, data or {}
-        known = {**(missing or {}), **weights}
-        self.specs = {n: WeightSpec(n, w.shape, formats.get(n, PlainFloat32())) for n, w in known.items()}
-        self.layout = KVLayout.of(graph.attentions, kv_type)
-        limits = Limits(max_tokens, max_tokens, max_context, self.layout, threads)
-        self.graph, self.weights = graph, weights
-        self.caches: list[KVCache] = []
-        self.control = Control()
-        self.program: Program = backend.compile(graph, self.specs, limits)
-        self.program.bind({n: data[n] if n in data else packed(w) for n, w in weights.items()})
-
-    def batch(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int] | None = None,
-        sequences: Sequence[int] | None = None,
-        wanted: Sequence[bool] | None = None,
-    ) -> Batch:
-        """A batch, with caches that hold it."""
-        n = len(tokens)
-        batch = Batch(
-            np.array(tokens, np.int32),
-            np.array(range(n) if positions is None else positions, np.int32),
-            np.array([0] * n if sequences is None else sequences, np.int32),
-            np.array([True] * n if wanted is None else wanted, np.bool_),
-        )
-        while len(self.caches) <= batch.sequences.max():
-            self.caches.append(KVCache(self.layout))
-        for cache in self.caches:
-            cache.reserve(int(batch.positions.max()) + 1)
-        return batch
-
-    def run(
-        self,
-        tokens: Sequence[int],
-        positions: Sequence[int] | None = None,
-        sequences: Sequence[int] | None = None,
-        wanted: Sequence[bool] | None = None,
-        cuts: Sequence[int] = (),
-    ) -> F32:
-        """One pass; ``cuts`` are the steps at which it is cut into several calls."""
-        batch = self.batch(tokens, positions, sequences, wanted)
-        logits = np.full((int(batch.wanted.sum()), self.graph.logits.width), 7e7, np.float32)
-        if not cuts:
-            self.program.run(batch, self.caches, logits, self.control)
-        bounds = [0, *cuts, len(self.program.steps)]
-        for start, stop in pairwise(bounds) if cuts else ():
-            self.program.run(batch, self.caches, logits, self.control, range(start, stop))
-        return logits
-
-
-def packed(weight: F32) -> NDArray[np.uint8]:
-    """Aligned bytes of a float32 array."""
-    out = allocate(weight.nbytes)
-    out[:] = np.ascontiguousarray(weight, np.float32).reshape(-1).view(np.uint8)
-    return out
-
-
-def tiny_llama(
-    seed: int = 0, *, layers: int = 2, width: int = 64, heads: int = 4, kv_heads: int = 2, vocab: int = 50
-) -> tuple[Graph, dict[str, F32]]:
-    """A graph with every habit of a real decoder, and random weights for it."""
-    head_width, ffn = width // heads, 3 * width // 2
-    rng = np.random.default_rng(seed)
-    weights: dict[str, F32] = {}
-
-    def add(name: str, *shape: int) -> str:
-        scale = 0.5 if len(shape) == 1 else 1.5 / np.sqrt(shape[1])
-        weights[name] = (rng.standard_normal(shape) * scale + (len(shape) == 1)).astype(np.float32)
-        return name
-
-    add("embed", vocab, width), add("norm", width)
-    for i in range(layers):
-        for name in ("q", "o"):
-            add(f"{i}.{name}", width, width)
-        for name in ("k", "v"):
-            add(f"{i}.{name}", kv_heads * head_width, width)
-        add(f"{i}.bias", width), add(f"{i}.norm1", width), add(f"{i}.norm2", width)
-        add(f"{i}.gate", ffn, width), add(f"{i}.up", ffn, width), add(f"{i}.down", width, ffn)
-    g = GraphBuilder({name: w.shape for name, w in weights.items()})
-    rope: dict[str, Any] = {
-        "head_width": head_width,
-        "rotary_width": head_width,
-        "pairs": "adjacent",
-        "base": 10000.0,
-    }
-    with g.stage("embed"):
-        x = g.embed("embed")
-    for i in range(layers):
-        with g.stage(f"block {i}"):
-            h = g.norm(x, f"{i}.norm1", 1e-5)
-            q, k = g.rope(g.linear(h, f"{i}.q", f"{i}.bias"), **rope), g.rope(g.linear(h, f"{i}.k"), **rope)
-            a = g.attention(
-                q, k, g.linear(h, f"{i}.v"),
-                heads=heads, kv_heads=kv_heads, key_width=head_width, value_width=head_width,
-                scale=head_width**-0.5,
-            )  # fmt: skip
-            x = g.add(x, g.linear(a, f"{i}.o"))
-            h = g.norm(x, f"{i}.norm2", 1e-5)
-            x = g.add(x, g.linear(g.glu(g.linear(h, f"{i}.gate"), g.linear(h, f"{i}.up")), f"{i}.down"))
-    with g.stage("head", rows="wanted"):
-        g.logits(g.scale(g.linear(g.norm(x, "norm", 1e-5), "embed"), 0.5))
-    return g.finish(), weights
-
-
-def _sigmoid(x: F64) -> F64:
-    return 1 / (1 + np.exp(-x))
-
-
-def _rms(x: F64, w: F64, eps: float) -> F64:
-    out: F64 = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * w
-    return out
-
-
-def _attend(
-    q: F64,
-    k: F64,
-    v: F64,
-    heads: int,
-    kv_heads: int,
-    scale: float,
-    window: int | None,
-    cap: float | None,
-    sinks: F64 | None,
-) -> F64:
-    """One sequence from position 0: q (T, H*K), k (T, G*K), v (T, G*V), a loop over tokens and heads."""
-    n, key, value = len(q), q.shape[1] // heads, v.shape[1] // kv_heads
-    out = np.zeros((n, heads, value))
-    for t in range(n):
-        for h in range(heads):
-            g = h // (heads // kv_heads)
-            low = 0 if window is None else max(0, t + 1 - window)
-            s = k[low : t + 1, g * key : (g + 1) * key] @ q[t, h * key : (h + 1) * key] * scale
-            s = s if cap is None else cap * np.tanh(s / cap)
-            top = s.max() if sinks is None else max(s.max(), sinks[h])
-            e = np.exp(s - top)
-            total = e.sum() + (0 if sinks is None else np.exp(sinks[h] - top))
-            out[t, h] = e / total @ v[low : t + 1, g * value : (g + 1) * value]
-    return out.reshape(n, -1)
-
-
-_OPS: dict[str, tuple[Callable[[GraphBuilder, Value, Value], Value], Callable[[F64, F64, dict[str, F64]], F64]]] = {
-    "embed": (lambda g, x, y: x, lambda x, y, w: x),
-    "norm rms": (lambda g, x, y: g.norm(x, "v", 1e-2), lambda x, y, w: _rms(x, w["v"], 1e-2)),
-    "norm rms of groups": (
-        lambda g, x, y: g.norm(x, "group", 1e-6, group=20),
-        lambda x, y, w: _rms(x.reshape(len(x), 3, 20), w["group"], 1e-6).reshape(x.shape),
-    ),
-    "norm layer": (
-        lambda g, x, y: g.norm(x, "v", 1e-3, "layer", bias="u"),
-        lambda x, y, w: (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-3) * w["v"] + w["u"],
-    ),
-    "linear": (lambda g, x, y: g.linear(x, "m"), lambda x, y, w: x @ w["m"].T),
-    "linear with bias": (lambda g, x, y: g.linear(x, "m", "mb"), lambda x, y, w: x @ w["m"].T + w["mb"]),
-    "slice": (lambda g, x, y: g.slice(x, 7, 33), lambda x, y, w: x[:, 7:40]),
-    "add": (lambda g, x, y: g.add(x, y), lambda x, y, w: x + y),
-    "mul": (lambda g, x, y: g.mul(x, y), lambda x, y, w: x * y),
-    "scale": (lambda g, x, y: g.scale(x, -1.5), lambda x, y, w: x * -1.5),
-    "softcap": (lambda g, x, y: g.softcap(x, 1.25), lambda x, y, w: 1.25 * np.tanh(x / 1.25)),
-    "glu silu": (lambda g, x, y: g.glu(x, y), lambda x, y, w: x * _sigmoid(x) * y),
-    "glu gelu": (
-        lambda g, x, y: g.glu(x, y, "gelu"),
-        lambda x, y, w: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) * y,
-    ),
-    "gate": (lambda g, x, y: g.gate(x, y), lambda x, y, w: x * _sigmoid(y)),
-    "gate of a row": (
-        lambda g, x, y: g.gate(x, g.slice(y, 9, 1)),
-        lambda x, y, w: x * _sigmoid(y[:, 9:10]),
-    ),
-    "a value used again": (
-        lambda g, x, y: g.add(g.mul(g.scale(x, 2.0), y), g.scale(x, 3.0)),
-        lambda x, y, w: 2 * x * y + 3 * x,
-    ),
-}  # fmt: skip
-
-_ROPES: dict[str, dict[str, Any]] = {
-    "adjacent": {"pairs": "adjacent"},
-    "half": {"pairs": "half"},
-    "part of a head": {"pairs": "half", "rotary_width": 12},
-    "part of a head, adjacent": {"pairs": "adjacent", "rotary_width": 6},
-    "factors": {"pairs": "adjacent", "factors": "factors"},
-    "factors of a short context": {
-        "pairs": "half",
-        "factors": "factors",
-        "long_factors": "long",
-        "scaling": RopeScaling("longrope", 1.0, 200_000, 1.19),
-    },
-    "factors of a long context": {
-        "pairs": "half",
-        "factors": "factors",
-        "long_factors": "long",
-        "scaling": RopeScaling("longrope", 1.0, 199_999, 1.19),
-    },
-    "linear": {"pairs": "half", "scaling": RopeScaling("linear", 4.0)},
-    "yarn": {"pairs": "adjacent", "scaling": RopeScaling("yarn", 4.0, 32, 1.1386)},
-}
-
-_ATTENTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "grouped heads": {"kv_heads": 2},
-    "one key head": {"kv_heads": 1},
-    "wider values": {"kv_heads": 2, "value_width": 24},
-    "odd widths": {"kv_heads": 3, "key_width": 9, "value_width": 5},
-    "window": {"kv_heads": 2, "window": 5},
-    "window past a tile": {"window": 37},
-    "softcap": {"softcap": 2.0},
-    "sinks": {"kv_heads": 2, "sinks": "sinks"},
-    "everything": {"kv_heads": 3, "value_width": 40, "window": 19, "softcap": 1.5, "sinks": "sinks"},
-}
+from ramforge_core.testing.formulas import ATTENTIONS, F64, OPS, ROPES, attend
+from ramforge_core.testing.rig import F32, Rig, packed, tiny_llama
 
 
 class BackendTests:
@@ -300,10 +52,10 @@ class BackendTests:
         assert steps[2].weights == ("0.q", "0.bias")
         assert [s.stage for s in steps][-1] == "head"
 
-    @pytest.mark.parametrize("name", _OPS)
+    @pytest.mark.parametrize("name", OPS)
     def test_op(self, backend: Backend, name: str) -> None:
         """B3: every op gives what its formula says, for one token and for many, whatever the width."""
-        build, formula = _OPS[name]
+        build, formula = OPS[name]
         rng = np.random.default_rng(5)
         shapes = {
             "x": (40, 60),
@@ -323,10 +75,10 @@ class BackendTests:
         for tokens in ([3], list(range(39, -1, -1))):
             self.close(rig.run(tokens), formula(exact["x"][tokens], exact["y"][tokens], exact))
 
-    @pytest.mark.parametrize("name", _ROPES)
+    @pytest.mark.parametrize("name", ROPES)
     def test_rope(self, backend: Backend, name: str) -> None:
         """B4: rope turns the pairs that are meant by the angles of `rope_frequencies`, at far positions too."""
-        options = {"head_width": 16, "rotary_width": 16, "base": 1000.0, **_ROPES[name]}
+        options = {"head_width": 16, "rotary_width": 16, "base": 1000.0, **ROPES[name]}
         rng = np.random.default_rng(6)
         weights = {
             "x": rng.standard_normal((7, 48)).astype(np.float32),
@@ -357,7 +109,7 @@ class BackendTests:
         wanted[..., first], wanted[..., second] = turned.real, turned.imag
         self.close(got, wanted.reshape(7, 48))
 
-    @pytest.mark.parametrize("name", _ATTENTIONS)
+    @pytest.mark.parametrize("name", ATTENTIONS)
     @pytest.mark.parametrize("kv_type", KV_TYPES)
     def test_attention(self, backend: Backend, name: str, kv_type: KVType) -> None:
         """B5: attention gives what its formula says, on keys and values rounded to the cache's type."""
@@ -367,7 +119,7 @@ class BackendTests:
             "key_width": 32 if kv_type == "q8_0" else 16,
             "value_width": 32 if kv_type == "q8_0" else 16,
             "scale": 0.3,
-            **_ATTENTIONS[name],
+            **ATTENTIONS[name],
         }
         if kv_type == "q8_0" and (options["key_width"] % 32 or options["value_width"] % 32):
             pytest.skip("q8_0 holds whole blocks of 32 values")
@@ -391,7 +143,7 @@ class BackendTests:
             .astype(np.float64)
             for x in (k, v)
         )
-        wanted = _attend(
+        wanted = attend(
             q, k, v, heads, kv_heads, 0.3,
             options.get("window"), options.get("softcap"), sinks if "sinks" in options else None,
         )  # fmt: skip
