@@ -161,7 +161,8 @@ def test_every_option_is_documented_and_every_documented_option_exists():
         rows = re.findall(r"^\| (`-.*?) \|", section[1], re.MULTILINE)
         documented = {option for row in rows for option in re.findall(r"`(-[\w-]+)`", row)}
         command = cli.get_command(click.Context(cli), name)
-        existing = {o for p in command.params if isinstance(p, click.Option) for o in p.opts} - {"--debug"}
+        params = [p for c in (command, *getattr(command, "commands", {}).values()) for p in c.params]
+        existing = {o for p in params if isinstance(p, click.Option) for o in p.opts} - {"--debug"}
         assert documented == existing, name
 
 
@@ -535,3 +536,20 @@ def test_the_main_module_is_the_program():
     )
     assert done.stdout.startswith(b"ramforge ")
     assert cli_main.main(["--version"]) == 0
+
+
+# ------------------------------------------------------------------ plugin new
+
+
+def test_plugin_new_writes_a_package_and_says_what_to_do_next(ramforge, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert ramforge("plugin", "new", "arch", "demo") == (
+        0,
+        "ramforge-arch-demo\n",
+        "next: pip install './ramforge-arch-demo[testing]' && pytest ./ramforge-arch-demo\n",
+    )
+    assert (tmp_path / "ramforge-arch-demo/pyproject.toml").is_file()
+    code, out, err = ramforge("plugin", "new", "arch", "demo")
+    assert (code, out) == (2, "")
+    assert "ramforge-arch-demo exists already" in err
+    assert ramforge("plugin", "new", "quant", "demo", "--into", tmp_path / "nowhere").code == 2

@@ -50,6 +50,7 @@ BUILT_IN = {
     ),
     "bench": BuiltIn("ramforge_cli.commands.bench:bench", "Measure how fast a model runs here."),
     "pull": BuiltIn("ramforge_cli.commands.pull:pull", "Fetch a model and print where it is."),
+    "plugin": BuiltIn("ramforge_cli.commands.plugin:plugin", "Start a plugin of your own."),
 }
 
 

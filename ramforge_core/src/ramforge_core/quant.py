@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -27,7 +28,7 @@ Packing = Literal["f32", "q8_32", "q8_256"]
 
 ISAS = ("avx512", "avx2", "neon", "portable")
 """Instruction sets that kernels may be written for, the widest first. avx512 means F, BW, DQ, VL and VNNI, avx2
-means AVX2 and F16C."""
+means AVX2, FMA and F16C."""
 
 
 @frozen
@@ -63,6 +64,11 @@ class QuantKernels:
         order = ISAS[ISAS.index(isa) :] if isa in ISAS else ()
         name = next((i for i in order if i in self.functions and (i != "neon" or isa == "neon")), "portable")
         return name, self.functions[name]
+
+
+def get_include() -> str:
+    """The folder of the C headers: the contract ``ramforge_kernel.h`` and the optional ``ramforge_tile*.h``."""
+    return str(Path(__file__).with_name("include"))
 
 
 @cache
