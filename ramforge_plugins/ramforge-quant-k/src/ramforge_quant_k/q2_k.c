@@ -13,6 +13,7 @@
 
 #ifdef RF_ISA
 #include "ramforge_tile_q8_256.h"
+#include "ramforge_row_q8_256.h"
 
 static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
 {
@@ -39,8 +40,22 @@ static RF_INLINE void RF_(part)(const uint8_t *p, int64_t stride, int part, cons
         q[i] = w[i % 4] >> (i / 4 * 2) & 0x03030303u;
 }
 
-RF_MATMUL_Q8_256(rf_q2_k_matmul, RF_(head), RF_(part), .block_bytes = 84, .width = 4, .strided = 1, .qmax = 3,
-                 .min = RF_MIN_FLOAT)
+#if RF_ROWS
+static RF_INLINE void RF_(row_head)(const uint8_t *p, rf_row *t)
+{
+    const __m128i scales = _mm_loadu_si128((const __m128i *)p), low = _mm_set1_epi8(15);
+    t->dm = rf_load_u32(p + 80);
+    t->sc = _mm256_cvtepu8_epi16(_mm_and_si128(scales, low));
+    t->mn = _mm256_cvtepu8_epi16(_mm_and_si128(_mm_srli_epi16(scales, 4), low));
+}
+
+static RF_INLINE rf_u32 RF_(row_part)(const uint8_t *p, int i, int h)
+{
+    return rf_fields(p + 16 + 32 * (i / 2), i % 2 * 4, i % 2 * 4 + 2, h) & 0x03030303u;
+}
+#endif
+
+RF_MATMUL_ROW_Q8_256(rf_q2_k_matmul, RF_(head), RF_(part), RF_(row_head), RF_(row_part), .block_bytes = 84, .width = 4, .strided = 1, .qmax = 3, .min = RF_MIN_FLOAT)
 
 #else
 

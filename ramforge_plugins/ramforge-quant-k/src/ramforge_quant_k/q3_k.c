@@ -14,6 +14,7 @@
 
 #ifdef RF_ISA
 #include "ramforge_tile_q8_256.h"
+#include "ramforge_row_q8_256.h"
 
 static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
 {
@@ -47,8 +48,28 @@ static RF_INLINE void RF_(part)(const uint8_t *p, int64_t stride, int part, cons
         q[i] = (w[i % 4] >> (i / 4 * 2) & 0x03030303u) | (t->x[4 * run + i % 4] >> (4 * half + i / 4) & 0x01010101u) << 2;
 }
 
-RF_MATMUL_Q8_256(rf_q3_k_matmul, RF_(head), RF_(part), .block_bytes = 110, .width = 4, .strided = 1, .qmax = 7,
-                 .min = RF_MIN_INT)
+#if RF_ROWS
+static RF_INLINE void RF_(row_head)(const uint8_t *p, rf_row *t)
+{
+    const uint32_t high = rf_load_u32(p + 104);
+    const uint64_t first = (high & 0x03030303u) | (uint64_t)(high >> 2 & 0x03030303u) << 32;
+    const uint64_t second = (high >> 4 & 0x03030303u) | (uint64_t)(high >> 6 & 0x03030303u) << 32;
+    const __m128i both = _mm_loadl_epi64((const __m128i *)(p + 96));
+    const __m128i low = _mm_and_si128(_mm_unpacklo_epi64(both, _mm_srli_epi16(both, 4)), _mm_set1_epi8(15));
+    const __m128i top = _mm_slli_epi16(_mm_set_epi64x((long long)second, (long long)first), 4);
+    t->dm = rf_load_u32(p + 106) >> 16;
+    t->sc = _mm256_sub_epi16(_mm256_cvtepu8_epi16(_mm_or_si128(low, top)), _mm256_set1_epi16(32));
+    t->mn = _mm256_slli_epi16(t->sc, 2); /* the 4 of (q - 4) */
+}
+
+static RF_INLINE rf_u32 RF_(row_part)(const uint8_t *p, int i, int h)
+{
+    const rf_u32 low = rf_fields(p + 32 + 32 * (i / 2), i % 2 * 4, i % 2 * 4 + 2, h) & 0x03030303u;
+    return low | (rf_fields(p, 2 * i - 2, 2 * i - 1, h) & 0x04040404u);
+}
+#endif
+
+RF_MATMUL_ROW_Q8_256(rf_q3_k_matmul, RF_(head), RF_(part), RF_(row_head), RF_(row_part), .block_bytes = 110, .width = 4, .strided = 1, .qmax = 7, .min = RF_MIN_INT)
 
 #else
 

@@ -13,6 +13,7 @@
 
 #ifdef RF_ISA
 #include "ramforge_tile_q8_256.h"
+#include "ramforge_row_q8_256.h"
 #include "scales_q4_k.h"
 
 static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
@@ -37,7 +38,19 @@ static RF_INLINE void RF_(part)(const uint8_t *p, int64_t stride, int part, cons
     }
 }
 
-RF_MATMUL_Q8_256(rf_q4_k_matmul, RF_(head), RF_(part), .block_bytes = 144, .width = 8, .qmax = 15, .min = RF_MIN_FLOAT)
+#if RF_ROWS
+static RF_INLINE void RF_(row_head)(const uint8_t *p, rf_row *t)
+{
+    RF_(row_scales)(p, t);
+}
+
+static RF_INLINE rf_u32 RF_(row_part)(const uint8_t *p, int i, int h)
+{
+    return rf_fields(p + 16 + 32 * i, 0, 4, h) & 0x0f0f0f0fu;
+}
+#endif
+
+RF_MATMUL_ROW_Q8_256(rf_q4_k_matmul, RF_(head), RF_(part), RF_(row_head), RF_(row_part), .block_bytes = 144, .width = 8, .qmax = 15, .min = RF_MIN_FLOAT)
 
 #else
 #include "scales_q4_k.h"

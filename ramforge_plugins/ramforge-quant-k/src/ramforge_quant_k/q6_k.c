@@ -16,6 +16,7 @@
 
 #ifdef RF_ISA
 #include "ramforge_tile_q8_256.h"
+#include "ramforge_row_q8_256.h"
 
 static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
 {
@@ -50,8 +51,25 @@ static RF_INLINE void RF_(part)(const uint8_t *p, int64_t stride, int part, cons
     }
 }
 
-RF_MATMUL_Q8_256(rf_q6_k_matmul, RF_(head), RF_(part), .block_bytes = 210, .width = 4, .strided = 1, .qmax = 63,
-                 .min = RF_MIN_INT)
+#if RF_ROWS
+static RF_INLINE void RF_(row_head)(const uint8_t *p, rf_row *t)
+{
+    uint16_t d;
+    memcpy(&d, p + 208, 2);
+    t->dm = d;
+    t->sc = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)(p + 192)));
+    t->mn = _mm256_slli_epi16(t->sc, 5); /* the 32 of (q - 32) */
+}
+
+static RF_INLINE rf_u32 RF_(row_part)(const uint8_t *p, int i, int h)
+{
+    const int half = i >> 1, run = i & 1;
+    const rf_u32 low = rf_bytes(p + 64 * half, h) >> (4 * run) & 0x0f0f0f0fu;
+    return low | (rf_fields(p + 128 + 32 * half, 4 * run - 4, 4 * run - 2, h) & 0x30303030u);
+}
+#endif
+
+RF_MATMUL_ROW_Q8_256(rf_q6_k_matmul, RF_(head), RF_(part), RF_(row_head), RF_(row_part), .block_bytes = 210, .width = 4, .strided = 1, .qmax = 63, .min = RF_MIN_INT)
 
 #else
 

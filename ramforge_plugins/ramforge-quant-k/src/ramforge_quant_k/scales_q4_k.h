@@ -20,6 +20,20 @@ static RF_INLINE void RF_(unpack_scales)(const rf_u32 w[4], rf_tile *t)
     }
 }
 
+#if RF_ROWS
+/* The same for one row. */
+static RF_INLINE void RF_(row_scales)(const uint8_t *p, rf_row *t)
+{
+    const uint32_t w1 = rf_load_u32(p + 4), w2 = rf_load_u32(p + 8), w3 = rf_load_u32(p + 12);
+    const uint64_t sc = (w1 & 0x3f3f3f3fu) | (uint64_t)((w3 & 0x0f0f0f0fu) | (w1 >> 2 & 0x30303030u)) << 32;
+    const uint64_t mn = (w2 & 0x3f3f3f3fu) | (uint64_t)((w3 >> 4 & 0x0f0f0f0fu) | (w2 >> 2 & 0x30303030u)) << 32;
+    const __m128i min = _mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)mn));
+    t->dm = rf_load_u32(p);
+    t->sc = _mm256_castsi128_si256(_mm_cvtepu8_epi16(_mm_cvtsi64_si128((long long)sc)));
+    t->mn = _mm256_setr_m128i(_mm_unpacklo_epi16(min, min), _mm_unpackhi_epi16(min, min)); /* both halves of a group */
+}
+#endif
+
 #elif !defined(RF_SCALES_Q4_K)
 #define RF_SCALES_Q4_K
 
