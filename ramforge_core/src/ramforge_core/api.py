@@ -210,7 +210,7 @@ def open(
 
     model : a GGUF file, a folder or any shard of a split file, or a name that `ramforge pull` knows.
     backend : key of a backend; None takes the best that works here. threads : 0 lets it choose.
-    ctx : tokens the context holds; None means 4096, or what the model was trained on if that is less.
+    ctx : tokens the context holds; None means 4096, or less where the model or the budget has less.
     kv_type : how keys and values are kept: f16, f32, or q8_0, which takes half of f16 and rounds more.
     ram : bytes that the whole process may take, as a number or as ``2G``, ``512M``, ``50%``; None takes a safe share of
         what the machine and its container have free. What does not fit is read from disk in every pass.
@@ -264,6 +264,8 @@ def prepare(
     facts = read_model(gguf, registry)
     tokenizer = _tokenizer(gguf.metadata, registry)
     template = ChatTemplate.from_metadata(gguf.metadata, tokenizer)
+    if template is not None:
+        import ramforge_core.template_sandbox  # noqa: F401 - imported later, it would be 6 MiB beside the budget
     return Prepared(facts, chosen, tokenizer, template, budget_of(ram))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from attrs import define, field, frozen
+from numpy.random import Generator, SeedSequence, default_rng
 from numpy.typing import NDArray
 
 from ramforge_core.errors import NonFiniteError, ParameterError
@@ -62,12 +63,12 @@ class Sampler:
 
     parameters: SamplingParameters
     seed: int = field(init=False)
-    _random: np.random.Generator = field(init=False, repr=False)
+    _random: Generator = field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         seed = self.parameters.seed
-        self.seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
-        self._random = np.random.default_rng(self.seed)
+        self.seed = int(SeedSequence().generate_state(1)[0]) if seed is None else seed
+        self._random = default_rng(self.seed)
 
     def __call__(
         self,
@@ -104,8 +105,8 @@ def penalize(
     """Make each distinct token among the last ``last_n`` of ``history`` less likely, once."""
     if penalty == 1.0 or last_n == 0:
         return logits
-    recent = np.unique(np.asarray(history if last_n < 0 else history[-last_n:], dtype=np.int64))
-    if recent.size == 0:
+    recent = list(set(history if last_n < 0 else history[-last_n:]))
+    if not recent:
         return logits
     out: NDArray[np.float32] = logits.copy()
     out[recent] = np.where(out[recent] > 0, out[recent] / penalty, out[recent] * penalty)

@@ -101,8 +101,9 @@ def remembered(
 ) -> Calibration:
     """What is remembered for this model's disk and kernels; nothing is measured."""
     store = CalibrationStore() if store is None else store
+    try:
+        disk = store.get("disk", device_key(model.gguf.files), DiskRate.from_dict)
+    except OSError:  # the file was removed since it was opened
+        disk = None
     key = compute_key(model, backend, kv_type, threads)
-    return Calibration(
-        store.get("disk", device_key(model.gguf.files), DiskRate.from_dict),
-        store.get("compute", key, ComputeRate.from_dict),
-    )
+    return Calibration(disk, store.get("compute", key, ComputeRate.from_dict))
