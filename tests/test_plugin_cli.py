@@ -41,7 +41,7 @@ def ramforge(site):
 def model(site):
     """A model that runs, in the formats of the guide's examples."""
     install_examples(site)
-    return example_file(site.folder.parent / "example.gguf", site.registry().architecture("example"))
+    return example_file(site.folder.parent / "example.gguf", site.registry().architecture("command-r"))
 
 
 BREAKS = {
@@ -104,14 +104,14 @@ def test_wrong_abi(site, ramforge, model):
     (broken,) = json.loads(ramforge("support", "--json").stdout)["broken"]
     assert (broken["distribution"], broken["key"], broken["phase"]) == ("ramforge-quant-odd", "q9_x", "abi")
 
-    source = site.folder / "ramforge_quant_iq4nl.py"
+    source = site.folder / "ramforge_quant_ternary.py"
     text = source.read_text().replace(
         "import QuantFormat", "import KernelFunctions, QuantFormat, QuantKernels"
     )
     source.write_text(text.replace("    def decode", KERNELS.format(abi=99) + "\n    def decode"))
     run = ramforge("run", model, "--raw", "-p", "abc", "-n", "2", "--backend", "numpy")
     assert (run.returncode, run.stdout) == (4, "")
-    assert "ramforge-quant-iq4nl 0.1.0" in run.stderr
+    assert "ramforge-quant-ternary 0.1.0" in run.stderr
     assert "kernels of ABI 99, expected 1" in run.stderr
     assert len(run.stderr.splitlines()) == 1
 
@@ -128,10 +128,10 @@ def test_duplicate_key(site, ramforge, model):
     (line,) = run.stderr.splitlines()
     assert line.startswith("ramforge: warning: quant format 'q9_x' is provided by ramforge-quant-a 0.1.0 and")
 
-    site.quant("ramforge-quant-twin", "iq4_nl", quant("iq4_nl", 20))
+    site.quant("ramforge-quant-twin", "tq2_0", quant("tq2_0", 35))
     run = ramforge("run", model, "--raw", "-p", "abc", "--backend", "numpy")
     assert (run.returncode, run.stdout) == (4, "")
-    assert "ramforge-quant-iq4nl 0.1.0 and ramforge-quant-twin 0.1.0" in run.stderr
+    assert "ramforge-quant-ternary 0.1.0 and ramforge-quant-twin 0.1.0" in run.stderr
 
     allowed = " ".join({*site.names, "ramforge-backend-numpy"} - {"ramforge-quant-a", "ramforge-quant-twin"})
     run = ramforge("run", model, "--raw", "-p", "abc", "-n", "2", RAMFORGE_PLUGINS=allowed)

@@ -10,6 +10,7 @@ import numpy as np
 from attrs import Factory, define, field, frozen
 from numpy.typing import NDArray
 
+from ramforge_core.errors import BackendError
 from ramforge_core.graph import Graph, Value
 from ramforge_core.kv import KVCache, KVLayout
 from ramforge_core.quant import QuantFormat
@@ -157,6 +158,8 @@ class Backend(ABC):
     key: ClassVar[str]
     priority: ClassVar[int] = 0
     """The available backend with the highest priority is the default."""
+    graph_version: ClassVar[int] = 1
+    """The `GRAPH_VERSION` whose ops it knows: a number, not the constant of whichever core is installed."""
     memory_tiers: ClassVar[tuple[str, ...]] = ("ram",)
 
     @abstractmethod
@@ -170,3 +173,12 @@ class Backend(ABC):
     @abstractmethod
     def compile(self, graph: Graph, weights: Mapping[str, WeightSpec], limits: Limits) -> Program:
         """Prepare a graph. Raises BackendError if it cannot, OutOfMemoryError if the workspace is refused."""
+
+
+def check_ops(backend: Backend, graph: Graph) -> None:
+    """Raises BackendError if the graph has ops that came after the backend was written."""
+    if graph.version > backend.graph_version:
+        raise BackendError(
+            f"backend {backend.key!r} knows the ops of graph version {backend.graph_version}, and this model needs "
+            f"version {graph.version}: upgrade the plugin, or choose another with --backend"
+        )

@@ -20,7 +20,7 @@ GROUPS = {
 }
 """Kind of plugin to entry-point group."""
 
-Phase = Literal["find", "import", "register", "call", "contract", "abi"]
+Phase = Literal["find", "version", "import", "register", "call", "contract", "abi"]
 
 
 class PluginEntry(NamedTuple):
@@ -41,9 +41,9 @@ class PluginEntry(NamedTuple):
 class PluginFailure(NamedTuple):
     """Why one entry point is not in use. ``name`` and ``kind`` are empty if its metadata could not be read.
 
-    phase : ``find`` its metadata, ``import`` the module, ``register`` its hooks (names, signatures), ``call``
-        the hook of its kind, ``contract`` (the object under this key is missing or is not what its kind must
-        be), ``abi`` (kernels of another version).
+    phase : ``find`` its metadata, ``version`` (it is made for another ramforge-core), ``import`` the module,
+        ``register`` its hooks (names, signatures), ``call`` the hook of its kind, ``contract`` (the object under this
+        key is missing or is not what its kind must be), ``abi`` (kernels of another version).
     """
 
     name: str

@@ -16,7 +16,7 @@ from attrs import define, field, frozen
 from ramforge_core.errors import TensorError
 
 GRAPH_VERSION = 2
-"""Raised whenever an op is added or changes its meaning."""
+"""Raised whenever an op is added or gets a new meaning; see `Graph.version`."""
 
 
 @frozen
@@ -301,6 +301,12 @@ class Graph:
     @property
     def ops(self) -> tuple[Op, ...]:
         return tuple(op for stage in self.stages for op in stage.ops)
+
+    @property
+    def version(self) -> int:
+        """The lowest `GRAPH_VERSION` that has all that this graph is made of: what a backend must know."""
+        second = (Gate, Route, Moe)
+        return max(2 if isinstance(op, second) or getattr(op, "long_factors", None) else 1 for op in self.ops)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:

@@ -15,8 +15,8 @@ from typing import Any
 import pluggy
 from attrs import define, field
 
-from ramforge_core import hookspecs
-from ramforge_core.discovery import GROUPS, Phase, PluginEntry, PluginFailure
+from ramforge_core import __version__, hookspecs
+from ramforge_core.discovery import GROUPS, Phase, PluginEntry, PluginFailure, normalise
 
 HOOKS = {
     "architectures": "ramforge_architectures",
@@ -87,6 +87,8 @@ class PluginHost:
         return outcome
 
     def _first_call(self, entry: PluginEntry) -> Sequence[Any]:
+        with _guard("version"):
+            _check_requirement(entry.distribution)
         with _guard("import"):
             plugin = metadata.EntryPoint(entry.key, entry.value, GROUPS[entry.kind]).load()
         try:
@@ -116,6 +118,23 @@ class PluginHost:
                     f"{name} of {entry.value} returned a {type(result).__name__}, expected a list"
                 )
         return [provided for result in results for provided in result]
+
+
+def _check_requirement(distribution: str) -> None:
+    """A distribution that asks for another ``ramforge-core`` is refused before it is imported: pip only warns."""
+    from packaging.requirements import Requirement
+
+    for text in metadata.requires(distribution) or ():
+        wanted = Requirement(text)
+        if normalise(wanted.name) != "ramforge-core" or (
+            wanted.marker and not wanted.marker.evaluate({"extra": ""})
+        ):
+            continue
+        if not wanted.specifier.contains(__version__, prereleases=True):
+            raise ImportError(
+                f"it requires ramforge-core {wanted.specifier}, and this is {__version__}: install a version of "
+                f"{distribution} that is made for it"
+            )
 
 
 def _key(kind: str, provided: object) -> object:

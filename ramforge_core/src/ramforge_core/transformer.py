@@ -60,13 +60,16 @@ def read_transformer(
     metadata: Metadata,
     arch: str,
     make: Callable[..., Config] = TransformerConfig,  # type: ignore[assignment]
+    *,
+    eps_key: str = "attention.layer_norm_rms_epsilon",
     **more: Any,
 ) -> Config:
     """Read the keys ``<arch>.*``.
 
     make, more : the class of the configuration, if not `TransformerConfig`, and the fields that it adds.
+    eps_key : where ``norm_eps`` is; layer norms have attention.layer_norm_epsilon.
     Required: context_length, embedding_length, block_count, feed_forward_length, attention.head_count,
-    attention.layer_norm_rms_epsilon. Defaults: attention.head_count_kv = head_count; attention.key_length and
+    ``eps_key``. Defaults: attention.head_count_kv = head_count; attention.key_length and
     value_length = embedding_length / head_count; rope.dimension_count = key_length; rope.freq_base = 10000;
     vocab_size = length of the token list; rope.scaling.type = none.
     Raises MetadataError naming the key that is missing or senseless.
@@ -103,7 +106,7 @@ def read_transformer(
         key_width=key_width,
         value_width=size("attention.value_length", max(embedding // heads, 1)),
         feed_forward_length=size("feed_forward_length"),
-        norm_eps=positive(metadata, f"{arch}.attention.layer_norm_rms_epsilon"),
+        norm_eps=positive(metadata, f"{arch}.{eps_key}"),
         rope_width=rope_width,
         rope_base=positive(metadata, f"{arch}.rope.freq_base", 10000.0),
         rope_scaling=_rope_scaling(metadata, arch),

@@ -19,6 +19,7 @@ from string import Template
 from ramforge_core import __version__
 from ramforge_core.discovery import normalise
 from ramforge_core.errors import ParameterError
+from ramforge_core.graph import GRAPH_VERSION
 from ramforge_core.quant import get_include
 
 KINDS = {
@@ -85,6 +86,7 @@ def _values(kind: str, name: str) -> dict[str, str]:
         "class_name": "".join(word.capitalize() for word in identifier.split("_")) + KINDS[kind],
         "upper": name.upper(),
         "bounds": f">={major}.{minor},<{major}.{int(minor) + 1}",
+        "graph_version": str(GRAPH_VERSION),
         "ggml_type": str(_ggml_type(name)),
         "year": str(date.today().year),
     }

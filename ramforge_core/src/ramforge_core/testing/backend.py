@@ -15,7 +15,7 @@ import pytest
 
 from ramforge_core.backend import Backend
 from ramforge_core.errors import Interrupted, ParameterError, ShapeError
-from ramforge_core.graph import GraphBuilder, Moe, Rope, Route
+from ramforge_core.graph import GRAPH_VERSION, GraphBuilder, Moe, Rope, Route
 from ramforge_core.kv import CHUNK_POSITIONS, KV_TYPES, KVCache, KVType
 from ramforge_core.rope import rope_frequencies
 from ramforge_core.testing.experts import MIXTURES, TOKENS, mixture_formula, mixture_graph
@@ -42,6 +42,11 @@ class BackendTests:
         assert backend.key
         assert backend.available() is None
         assert {"isa", "threads"} <= set(backend.describe())
+
+    def test_graph_version(self, backend: Backend) -> None:
+        """B21: graph_version is that of this suite, which tries all its ops."""
+        assert type(backend.graph_version) is int
+        assert backend.graph_version == GRAPH_VERSION
 
     def test_steps_are_the_ops(self, backend: Backend) -> None:
         """B2: there is one step for every op, in order, with the weights that it reads."""

@@ -15,6 +15,7 @@ from ramforge_core.graph import Graph
 class CpuBackend(Backend):
     key = "cpu"
     priority: ClassVar[int] = 10
+    graph_version: ClassVar[int] = 2
 
     def available(self) -> str | None:
         loaded = load_native()

@@ -48,6 +48,7 @@ _DECODE_BYTES_PER_VALUE = 24
 class NumpyBackend(Backend):
     key = "numpy"
     priority: ClassVar[int] = 0
+    graph_version: ClassVar[int] = 2
 
     def available(self) -> str | None:
         return None
