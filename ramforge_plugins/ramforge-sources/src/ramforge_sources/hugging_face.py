@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import quote, urlsplit
@@ -13,6 +13,7 @@ from attrs import frozen
 
 from ramforge_core.errors import DownloadError, ParameterError
 from ramforge_core.sources import ModelSource, Progress
+from ramforge_sources.progress import shifted
 
 _SCHEME = "hf://"
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
@@ -101,14 +102,9 @@ class HuggingFaceSource(ModelSource):
         for shard, remote in reversed(list(zip(shards, remotes, strict=True))):
             path = target.with_name(shard.path.rpartition("/")[2])
             if not (path.is_file() and path.stat().st_size == remote.n_bytes):
-                hub.download(remote, path, _shifted(progress, done, total))
+                hub.download(remote, path, shifted(progress, done, total))
             done += path.stat().st_size
             progress(done, total)
-
-
-def _shifted(progress: Progress, before: int, total: int | None) -> Callable[[int], None]:
-    """The progress of one file as part of the progress of all."""
-    return lambda n_bytes: progress(before + n_bytes, total)
 
 
 def _endpoint() -> str:
