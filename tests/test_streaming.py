@@ -117,6 +117,15 @@ def shm():
     shutil.rmtree(folder)
 
 
+@pytest.mark.parametrize("name", ["gemma2", "gemma3", "granite", "olmo2", "phi3", "qwen3", "smollm3"])
+def test_every_family_streams_alike(engines, shared, name):
+    path = shared / "fixtures" / name / "model.gguf"
+    ids, logits = answer(engines(path), PROMPT)
+    got_ids, got = answer(engines.streaming(path, 0.3), PROMPT)
+    assert got_ids == ids
+    np.testing.assert_array_equal(got, logits)
+
+
 def test_j09_all_shards_are_streamed_without_merging(engines, models):
     engine = engines.streaming(models["split"], 0)
     assert {r.file for r in engine.allotment.residency.reads} == {0, 1, 2}
