@@ -61,7 +61,7 @@ def break_everything(site, error):
     return name
 
 
-def test_broken_on_import(site, ramforge, model):
+def test_i01_broken_on_import(site, ramforge, model):
     odd = [break_everything(site, error) for error in BREAKS]
 
     help_ = ramforge("--help")
@@ -144,7 +144,7 @@ def test_missing_backend_names_the_package(ramforge, model):
     assert "the package to try is ramforge-backend-cuda" in run.stderr
 
 
-def test_help_imports_no_plugin_and_no_numpy(site, ramforge):
+def test_i03_help_imports_no_plugin_and_no_numpy(site, ramforge):
     site.add("ramforge-hello", {"ramforge.commands": {"hello": "fake_hello"}}, {"fake_hello": COMMAND})
     code = (
         "import sys; from ramforge_cli.main import main; main(['--help'])\n"
@@ -168,3 +168,35 @@ def test_strict(site, ramforge, model):
     run = ramforge("run", model, "--raw", "-p", "abc", RAMFORGE_STRICT_PLUGINS="1")
     assert (run.returncode, run.stdout.replace("imported\n", "")) == (4, "")
     assert "OSError: libfoo.so" in run.stderr
+
+
+def fifty_plugins(site):
+    """Fifty distributions: a command, formats, and every second one of any kind and broken in any of the ways."""
+    kinds = ("architectures", "quants", "tokenizers", "backends", "sources", "commands")
+    site.add("ramforge-fifty-0", {"ramforge.commands": {"hello": "fake_fifty_0"}}, {"fake_fifty_0": COMMAND})
+    for i in range(1, 50):
+        kind = kinds[i // 2 % 6] if i % 2 else "quants"
+        source = (
+            f"print('imported')\n{BREAKS[list(BREAKS)[i // 2 % 4]]}" if i % 2 else quant(f"p{i}", 1000 + i)
+        )
+        site.add(
+            f"ramforge-fifty-{i}",
+            {f"ramforge.{kind}": {f"p{i}": f"fake_fifty_{i}"}},
+            {f"fake_fifty_{i}": source},
+        )
+
+
+def test_i03_help_and_support_survive_fifty_plugins_of_which_half_are_broken(site, ramforge):
+    fifty_plugins(site)
+    help_ = ramforge("--help")
+    assert (help_.returncode, help_.stderr) == (0, "")
+    assert "imported" not in help_.stdout
+    assert "From ramforge-fifty-" in help_.stdout
+    report = ramforge("support", "--json")
+    assert report.returncode == 0
+    assert report.stderr.count("\n") == 25, "a line for each that is broken"
+    found = json.loads(report.stdout[report.stdout.index("{") :])
+    assert {b["distribution"] for b in found["broken"]} == {f"ramforge-fifty-{i}" for i in range(1, 50, 2)}
+    assert {b["phase"] for b in found["broken"]} == {"import"}
+    assert {f"p{i}" for i in range(2, 50, 2)} <= {q["key"] for q in found["quants"]}
+    assert ramforge("hello").stdout == "hello from a plugin\n"

@@ -72,7 +72,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_broken_plugin(site, caplog, case):
+def test_i01_broken_plugin(site, caplog, case):
     """Nobody asked: one warning line, the others work. Asked for: an error from the cause. Same failure kept."""
     phase, source = BROKEN[case]
     site.quant("ramforge-quant-broken", "q9_x", source)

@@ -94,7 +94,7 @@ def alone(engines, model, prompt, n=12, **options):
 
 
 @pytest.mark.parametrize("share", [None, 0.3])
-def test_answers_are_the_same_as_alone(engines, schedulers, model, share):
+def test_g07_answers_are_the_same_as_alone(engines, schedulers, model, share):
     engine = engines(model, sequences=4) if share is None else engines.streaming(model, share, context=512)
     scheduler = schedulers(engine, sequences=4)
     clients = [Client(engine, p, temperature=0.9, seed=i) for i, p in enumerate(PROMPTS)]
@@ -116,7 +116,7 @@ def test_requests_share_passes(engines, schedulers, model):
     assert scheduler.load.passes < 60
 
 
-def test_a_second_turn_computes_only_what_is_new(engines, schedulers, model):
+def test_g07_a_second_turn_computes_only_what_is_new(engines, schedulers, model):
     engine = engines(model)
     scheduler = schedulers(engine)
     first = Client(engine, PROMPTS[2])
@@ -132,7 +132,7 @@ def test_a_second_turn_computes_only_what_is_new(engines, schedulers, model):
     assert answered == alone(engines, model, turn)
 
 
-def test_a_running_sequence_lends_its_start(engines, schedulers, model):
+def test_g07_a_running_sequence_lends_its_start(engines, schedulers, model):
     engine = engines(model, sequences=2)
     scheduler = schedulers(engine, sequences=2)
     first = Client(engine, PROMPTS[3], 200)

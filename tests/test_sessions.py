@@ -41,7 +41,7 @@ def saved(model, tmp_path_factory):
     return file, ids, text
 
 
-def test_a_session_goes_on_where_it_was(path, saved):
+def test_j07_a_session_goes_on_where_it_was(path, saved):
     file, ids, text = saved
     with ramforge_core.open(path, ctx=1024) as again:
         kept, note = load_session(file, again)
@@ -68,7 +68,7 @@ def refused(file, model, match, error=SessionError):
 
 
 @pytest.mark.parametrize("cut", [0, 5, len(MAGIC), len(MAGIC) + 40, -1, -5000])
-def test_a_file_cut_short(model, saved, tmp_path, cut):
+def test_j07_a_file_cut_short(model, saved, tmp_path, cut):
     data = saved[0].read_bytes()
     (tmp_path / "cut").write_bytes(data[:cut])
     refused(tmp_path / "cut", model, "no session|header is damaged|cut short")
@@ -109,7 +109,7 @@ def test_a_hostile_header(model, tmp_path, header):
         ("note", 5, "header is damaged", SessionError),
     ],
 )
-def test_a_foreign_session(model, saved, tmp_path, key, value, match, error):
+def test_j07_a_foreign_session(model, saved, tmp_path, key, value, match, error):
     magic, header, payload = saved[0].read_bytes().split(b"\n", 2)
     changed = {**json.loads(header), key: value}
     (tmp_path / "foreign").write_bytes(b"\n".join([magic, json.dumps(changed).encode(), payload]))

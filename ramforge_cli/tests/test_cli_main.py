@@ -69,7 +69,7 @@ def test_help_imports_nothing_heavy_and_no_plugin(arguments):
 
 
 @pytest.mark.parametrize("argument", ["--help", "--version"])
-def test_help_answers_in_under_three_tenths_of_a_second(argument, process):
+def test_i03_help_answers_in_under_three_tenths_of_a_second(argument, process):
     def seconds() -> float:
         before = os.times()  # of the processor: on a busy machine the clock on the wall tells of others
         started = process(argument)
@@ -289,7 +289,7 @@ def test_warnings_of_core_are_lines_on_stderr(ramforge, monkeypatch):
     assert logging.getLogger("ramforge").handlers == []
 
 
-def test_one_line_and_describe():
+def test_i07_one_line_and_describe():
     assert one_line("a\n\tb \x07\x9b é😀") == "a b \\x07\\x9b é😀"
     assert describe(ValueError()) == "ValueError"
     assert describe(errors.GGUFError("said")) == "said"

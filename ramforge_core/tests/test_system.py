@@ -49,7 +49,7 @@ def test_this_machine_gives_a_sensible_number():
         ("1600000 100000", 8),
     ],
 )
-def test_cgroup_v2_quota(machine, limit, threads):
+def test_f01_cgroup_v2_quota(machine, limit, threads):
     files = {"proc/self/cgroup": "0::/box/inner\n", "sys/fs/cgroup/box/inner/cpu.max": limit + "\n"}
     assert default_threads(machine(files)) == threads
 
@@ -73,7 +73,7 @@ def test_in_a_container_the_path_is_the_hosts_and_the_mount_counts(machine):
 
 @pytest.mark.parametrize(("quota", "threads"), [("-1", 8), ("400000", 4), ("90000", 1)])
 @pytest.mark.parametrize("mount", ["cpu", "cpu,cpuacct"])
-def test_cgroup_v1_quota(machine, quota, threads, mount):
+def test_f01_cgroup_v1_quota(machine, quota, threads, mount):
     files = {
         "proc/self/cgroup": f"5:memory:/box\n4:{mount}:/box\n0::/\n",
         f"sys/fs/cgroup/{mount}/box/cpu.cfs_quota_us": quota + "\n",
@@ -86,7 +86,7 @@ def test_hyper_threads_of_one_core_count_once(machine):
     assert default_threads(machine(siblings([(0, 4), (1, 5), (2, 6), (3, 7)]))) == 4
 
 
-def test_a_hybrid_uses_its_fast_cores(machine):
+def test_f02_a_hybrid_uses_its_fast_cores(machine):
     files = {**siblings([(0, 1), (2, 3)]), "sys/devices/cpu_core/cpus": "0-3\n"}
     assert default_threads(machine(files, cpus=range(12))) == 2
 

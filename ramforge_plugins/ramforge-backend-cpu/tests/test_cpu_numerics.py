@@ -56,7 +56,7 @@ def logits(monkeypatch, isa, graph, weights, **options):
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "f32"])
-def test_every_instruction_set_gives_the_same_bits(monkeypatch, kv_type):
+def test_i04_every_instruction_set_gives_the_same_bits(monkeypatch, kv_type):
     graph, weights = tiny_llama(width=60, heads=5, kv_heads=5)  # widths that are no whole number of lanes
     results = [logits(monkeypatch, ISAS[i], graph, weights, kv_type=kv_type) for i in HERE]
     assert np.isfinite(results[0]).all()

@@ -170,7 +170,7 @@ def test_an_instruction_set_that_is_not_here_is_an_error(monkeypatch):
     assert "mmx" in CpuBackend().describe()["isa"]
 
 
-def test_more_threads_than_processors_are_clamped_aloud(caplog):
+def test_f03_more_threads_than_processors_are_clamped_aloud(caplog):
     machine.warn_once.cache_clear()
     assert machine.chosen_threads(100_000) < 100_000
     assert machine.chosen_threads(100_000) < 100_000
@@ -190,7 +190,7 @@ def test_a_format_without_kernels_is_one_warning_however_many_weights_it_has(cap
     assert text.startswith(f"no kernels for {PlainFloat32.name}: 15 weights are kept decoded")
 
 
-def test_a_missing_extension_module_is_a_reason_not_a_crash(monkeypatch):
+def test_i05_a_missing_extension_module_is_a_reason_not_a_crash(monkeypatch):
     monkeypatch.setitem(sys.modules, "ramforge_backend_cpu._native", None)
     machine.load_native.cache_clear()
     try:
