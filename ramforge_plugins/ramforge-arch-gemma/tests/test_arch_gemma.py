@@ -114,3 +114,8 @@ def test_softcaps_scale_and_activation():
 def test_scores_of_the_27b_model_are_scaled_by_the_width_of_the_model(cls, largest):
     assert {op.scale for op in of(Attention, ops_of(cls))} == {24**-0.5}
     assert {op.scale for op in of(Attention, ops_of(cls, block_count=largest))} == {16**-0.5}
+
+
+def test_more_heads_than_the_model_is_wide_is_no_division_by_nought():
+    heads = {"attention.head_count": 128, "attention.head_count_kv": 128}
+    assert {op.scale for op in of(Attention, ops_of(Gemma2, block_count=46, **heads))} == {1.0}

@@ -51,7 +51,7 @@ class GemmaConfig(TransformerConfig):
 
     @property
     def scale(self) -> float:
-        width = self.embedding_length // self.heads if self.wide_scale else self.key_width
+        width = max(self.embedding_length // self.heads, 1) if self.wide_scale else self.key_width
         return float(width**-0.5)
 
 
