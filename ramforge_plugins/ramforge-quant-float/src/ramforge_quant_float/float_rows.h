@@ -14,8 +14,9 @@
 #ifndef RAMFORGE_FLOAT_ROWS_H
 #define RAMFORGE_FLOAT_ROWS_H
 
-/* Rows and columns that are converted at a time, 32 KiB, and activations that meet them; the sums are 96 KiB. */
-enum { RF_ROW_BLOCK = 16, RF_SLICE = 512, RF_MANY = 96 };
+/* Rows and columns that are converted at a time, 32 KiB, and activations that meet them; the sums are 96 KiB.
+ * RF_STREAM: columns of rows that a single activation meets one by one. */
+enum { RF_ROW_BLOCK = 16, RF_SLICE = 512, RF_MANY = 96, RF_STREAM = 3072 };
 
 /* Defines the matmul function of a format: RF_MATMUL_F32(rf_f16_matmul, load, bytes of a value). */
 #define RF_MATMUL_F32(name, load, value_bytes)                                                                 \
@@ -173,17 +174,21 @@ static RF_FMA_INLINE void rf_reduce(const rf_f32 *sums, int64_t rows, float *out
     }
 }
 
-/* A single activation, with the weights as they are stored. */
+/* A single activation, with the weights as they are stored. Memory gives most when it is read in one stream that the
+ * processor foresees: row after row, as long as the activation leaves room for that in a first-level cache. Where it
+ * is longer, four rows share each part of it, and the next four are asked for. */
 static RF_FMA_INLINE void rf_single(const uint8_t *w, int64_t row_bytes, int64_t n_rows, int64_t n_cols,
                                     const uint8_t *act, float *out, rf_load_fn load, int64_t value_bytes)
 {
-    for (int64_t r = 0; r < n_rows; r += 4) { /* few rows: the longest runs of memory */
-        const int64_t rows = n_rows - r < 4 ? n_rows - r : 4;
+    const int64_t block = n_cols <= RF_STREAM ? 1 : 4, slice = block == 1 ? RF_STREAM : RF_SLICE;
+    for (int64_t r = 0; r < n_rows; r += block) {
+        const int64_t rows = n_rows - r < block ? n_rows - r : block;
         rf_f32 sums[4 * RF_PARTS] = {{0}};
-        for (int64_t k = 0; k < n_cols; k += RF_SLICE) {
-            const int64_t width = n_cols - k < RF_SLICE ? n_cols - k : RF_SLICE;
+        for (int64_t k = 0; k < n_cols; k += slice) {
+            const int64_t width = n_cols - k < slice ? n_cols - k : slice;
             const uint8_t *p = w + r * row_bytes + value_bytes * k;
-            rf_prefetch(w + (r + rows) * row_bytes + rows * value_bytes * k, rows * value_bytes * width);
+            if (block > 1)
+                rf_prefetch(w + (r + rows) * row_bytes + rows * value_bytes * k, rows * value_bytes * width);
             rf_group(sums, p, row_bytes, rows, width, act + 4 * k, 0, load, value_bytes, 1);
         }
         rf_reduce(sums, rows, out + r);
