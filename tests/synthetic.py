@@ -24,7 +24,10 @@ BLOCKS = {  # ggml type id, values and bytes of a block, offsets of its float16 
 
 @frozen
 class Sizes:
-    """What a model's tensors follow from. ``tied``: no output.weight. Rows of the vocabulary need not be even."""
+    """What a model's tensors follow from. ``tied``: no output.weight. Rows of the vocabulary need not be even.
+
+    experts : in each layer, of which a token uses ``chosen``; 0 for none.
+    """
 
     layers: int
     width: int
@@ -36,6 +39,8 @@ class Sizes:
     quant: str = "q4_k"
     rich: str = "q6_k"
     tied: bool = False
+    experts: int = 0
+    chosen: int = 2
 
 
 TINY = Sizes(layers=4, width=256, heads=4, kv_heads=2, feed_forward=768, vocab=515)
@@ -82,6 +87,8 @@ def _metadata(s: Sizes, arch: str, eos: int) -> dict[str, object]:
         "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.freq_base": 10000.0,
     }
+    if s.experts:
+        keys |= {"expert_count": s.experts, "expert_used_count": s.chosen}
     return {
         "general.architecture": arch,
         "general.name": "synthetic",
@@ -113,6 +120,10 @@ def _tensors(
             blocks[:, at : at + 2] = scale
         return name, (ggml_type, (rows, columns), blocks.tobytes())
 
+    def experts(name: str, rows: int, columns: int, quant: str = s.quant):
+        name, (ggml_type, shape, data) = matrix(name, s.experts * rows, columns, quant)
+        return name, (ggml_type, (s.experts, rows, shape[1]), data)
+
     def vector(name: str, width: int, around: float):
         values = around + 0.1 * rng.standard_normal(width)
         return name, (0, (width,), values.astype(np.float32).tobytes())
@@ -120,9 +131,16 @@ def _tensors(
     yield matrix("token_embd.weight", s.vocab, s.width, s.rich if s.tied else s.quant)
     for b in (f"blk.{i}." for i in range(s.layers)):
         yield vector(b + "attn_norm.weight", s.width, 1)
-        yield matrix(b + "ffn_down.weight", s.width, s.feed_forward, s.rich)
-        yield matrix(b + "ffn_gate.weight", s.feed_forward, s.width)
-        yield matrix(b + "ffn_up.weight", s.feed_forward, s.width)
+        if s.experts:
+            router = rng.standard_normal((s.experts, s.width)).astype(np.float32)
+            yield b + "ffn_gate_inp.weight", (0, router.shape, router.tobytes())
+            yield experts(b + "ffn_gate_exps.weight", s.feed_forward, s.width)
+            yield experts(b + "ffn_up_exps.weight", s.feed_forward, s.width)
+            yield experts(b + "ffn_down_exps.weight", s.width, s.feed_forward, s.rich)
+        else:
+            yield matrix(b + "ffn_down.weight", s.width, s.feed_forward, s.rich)
+            yield matrix(b + "ffn_gate.weight", s.feed_forward, s.width)
+            yield matrix(b + "ffn_up.weight", s.feed_forward, s.width)
         yield vector(b + "ffn_norm.weight", s.width, 1)
         if arch == "qwen2":
             yield vector(b + "attn_k.bias", s.kv_heads * head, 0)

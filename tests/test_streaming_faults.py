@@ -27,7 +27,7 @@ from ramforge_core.errors import (
     Interrupted,
     OutOfMemoryError,
 )
-from ramforge_core.residency import PAGE
+from ramforge_core.memory import PAGE
 from ramforge_core.system import process_memory
 
 PROMPT = [1, 300, 77, 5, 260]

@@ -13,8 +13,8 @@ import pytest
 
 from ramforge_core.datasource import DataSource
 from ramforge_core.errors import GGUFError
-from ramforge_core.memory import allocate
-from ramforge_core.residency import PAGE, Read
+from ramforge_core.memory import PAGE, allocate
+from ramforge_core.residency import Read
 
 
 def open_files() -> int:

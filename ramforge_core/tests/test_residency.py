@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from ramforge_core.backend import WeightSpec
 from ramforge_core.gguf import GGUF, Metadata, TensorInfo
 from ramforge_core.graph import Embed, GraphBuilder, Linear
+from ramforge_core.memory import PAGE
 from ramforge_core.model import Model
 from ramforge_core.quant import QuantFormat
 from ramforge_core.residency import (
     GAP_BYTES,
-    PAGE,
     ROWS,
     Piece,
     _coalesce,
+    least_bytes,
     plan_residency,
     rows_name,
     smallest_slot,
-    vector_bytes,
 )
 
 
@@ -101,7 +101,7 @@ SLOTS = st.integers(0, 60)
 def planned(shape, share, slot_pages, max_tokens=4):
     m = model(shape)
     total = sum(w.nbytes for w in m.weights.values())
-    pin = max(vector_bytes(m), int(share * (total - 1)))
+    pin = max(least_bytes(m), int(share * (total - 1)))
     slot = smallest_slot(m) + slot_pages * PAGE
     return m, pin, slot, plan_residency(m, pin, slot, max_tokens)
 
@@ -170,7 +170,7 @@ def test_the_pin_budget_is_kept_and_used_to_one_group_of_rows(shape, share, slot
 def test_streamed_bytes_are_balanced_along_the_stages(shape, share, slot_pages):
     """At any point of the pass what has been streamed is the same share of what has been used, to a group of rows."""
     m, _, _, plan = planned(shape, share, slot_pages)
-    head = plan.pinned_bytes - vector_bytes(m)
+    head = plan.pinned_bytes - least_bytes(m)
     blocks = [s for s in m.graph.stages if s.name not in ("embedding", "head")]
     by_tensor: dict[str, int] = {}
     for piece in plan.streamed:

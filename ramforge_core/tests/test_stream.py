@@ -12,8 +12,8 @@ import pytest
 from attrs import define, field
 
 from ramforge_core.errors import GGUFError, Interrupted
-from ramforge_core.memory import allocate
-from ramforge_core.residency import PAGE, Read
+from ramforge_core.memory import PAGE, allocate
+from ramforge_core.residency import Read
 from ramforge_core.stream import READERS, Stream
 
 

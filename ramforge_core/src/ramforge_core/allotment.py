@@ -11,18 +11,19 @@ from collections.abc import Callable
 from attrs import evolve, frozen
 
 from ramforge_core.errors import ParameterError
+from ramforge_core.experts import expert_names
 from ramforge_core.graph import Embed
 from ramforge_core.kv import CHUNK_POSITIONS, KVLayout, KVType
+from ramforge_core.memory import PAGE
 from ramforge_core.model import Model
 from ramforge_core.residency import (
-    PAGE,
     Residency,
     everything_pinned,
+    least_bytes,
     most_pieces,
     plan_residency,
     row_window_bytes,
     smallest_slot,
-    vector_bytes,
 )
 from ramforge_core.stream import READERS
 from ramforge_core.weights import ALIGNMENT, pinned_bytes
@@ -77,10 +78,16 @@ class Allotment:
     def ring_bytes(self) -> int:
         return self.slots * self.slot_bytes
 
+    @property
+    def expert_bytes(self) -> int:
+        """Of the slots for experts that are not pinned."""
+        return self.residency.experts.nbytes if self.residency.experts else 0
+
     def charges(self) -> dict[str, int]:
         """By tag, what is taken from the start; the KV cache is charged chunk by chunk as it grows."""
         return {
             "pinned weights": self.pinned_bytes,
+            "experts": self.expert_bytes,
             "stream ring": self.ring_bytes,
             "workspace": self.workspace_bytes,
             "logits": self.logits_bytes,
@@ -171,9 +178,13 @@ def _divide(
         overhead_bytes=resident.overhead_bytes + _PIECE_BYTES * most_pieces(model, slot_bytes),
     )
     taken = streaming.total_bytes - streaming.pinned_bytes + _padding(model)
-    if free_bytes - taken < vector_bytes(model):
+    if free_bytes - taken < least_bytes(model):
         return None
-    return evolve(streaming, residency=plan_residency(model, free_bytes - taken, slot_bytes, tokens))
+    parts = plan_residency(model, free_bytes - taken, slot_bytes, tokens)
+    if parts.experts and not parts.reads:  # only experts are read: they have the memory of the ring, too
+        parts = plan_residency(model, free_bytes - taken + streaming.ring_bytes, slot_bytes, tokens)
+        streaming = evolve(streaming, slots=0, slot_bytes=0)
+    return evolve(streaming, residency=parts)
 
 
 def smallest_free_bytes(
@@ -192,7 +203,7 @@ def smallest_free_bytes(
         + _SAMPLING_BYTES_PER_TOKEN * vocab
         + _SMALLEST_SLOTS * slot
         + _PIECE_BYTES * most_pieces(model, slot)
-        + vector_bytes(model)
+        + least_bytes(model)
         + _padding(model)
     )
 
@@ -204,7 +215,8 @@ def _padding(model: Model) -> int:
 
 def _least_slot(model: Model) -> int:
     """Bytes of a slot when memory is short: what a matrix needs, and large enough that pieces do not outweigh slots."""
-    total = sum(spec.nbytes for spec in model.weights.values())
+    experts = expert_names(model.graph)
+    total = sum(spec.nbytes for name, spec in model.weights.items() if name not in experts)
     balanced = math.isqrt(_PIECE_BYTES * total // _SMALLEST_SLOTS)
     return max(smallest_slot(model), -(-balanced // PAGE) * PAGE + 2 * PAGE)
 

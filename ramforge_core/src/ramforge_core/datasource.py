@@ -14,7 +14,8 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from ramforge_core.errors import GGUFError
-from ramforge_core.residency import PAGE, Read
+from ramforge_core.memory import PAGE
+from ramforge_core.residency import Read
 
 _READ_BYTES = 16 << 20
 

@@ -16,7 +16,7 @@ from attrs import define, evolve, field, frozen
 from numpy.typing import NDArray
 
 from ramforge_core.allotment import Allotment, allot, check_context, smallest_free_bytes
-from ramforge_core.backend import Backend, Batch, Control, Limits, Program
+from ramforge_core.backend import Backend, Batch, Control, Limits, Program, check_ops
 from ramforge_core.budget import MemoryBudget
 from ramforge_core.datasource import DataSource
 from ramforge_core.errors import BudgetTooSmallError, ContextFullError, Interrupted, ParameterError
@@ -27,7 +27,7 @@ from ramforge_core.profile import Profile
 from ramforge_core.stream import StreamStats
 from ramforge_core.streaming import StreamedPasses
 from ramforge_core.system import process_memory
-from ramforge_core.weights import load_pinned
+from ramforge_core.weights import load_pinned, loading_ring
 
 _PROGRESS_S = 0.2
 
@@ -264,14 +264,23 @@ def load_engine(
         program = backend.compile(parts.graph, parts.weights, limits)
         if profile is not None:
             program = profile.watch(program, parts.graph, parts.weights)
-        source = resources.enter_context(DataSource(model.gguf.files, direct=allotment.slots > 0))
-        streamed, ring = None, None
-        if allotment.slots:
-            ring = (allocate(allotment.ring_bytes), allotment.slots)
-        pinned = load_pinned(parts.pinned, source, ring, progress)
+        larger = parts.embedding is not None  # than memory
+        source = resources.enter_context(DataSource(model.gguf.files, direct=larger))
+        streamed, ring = None, (allocate(allotment.ring_bytes), max(1, allotment.slots))
+        experts = allocate(allotment.expert_bytes)
+        through = (ring if allotment.slots else loading_ring(experts)) if larger else None
+        pinned = load_pinned(parts.pinned, source, through, progress)
         program.bind(pinned)
-        if ring and parts.embedding is not None:
-            streamed = StreamedPasses(model, program, parts, source, *ring, max_tokens=allotment.max_tokens)
+        if larger:
+            streamed = StreamedPasses(
+                model,
+                program,
+                parts,
+                source,
+                *ring,
+                expert_memory=experts,
+                max_tokens=allotment.max_tokens,
+            )
             resources.callback(streamed.close)
             if profile is not None:
                 profile.stream = streamed.stream.stats
@@ -313,6 +322,7 @@ def trial_workspace(
     Raises ParameterError for a senseless context.
     """
     check_context(model, context)
+    check_ops(backend, model.graph)
     layout = KVLayout.of(model.graph.attentions, kv_type)
     trial = min(512, context or model.config.context_length)
     limits = Limits(trial, 1, min(context or 4096, model.config.context_length), layout, threads)

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from ramforge_core.errors import OutOfMemoryError
 
+PAGE = 4096
+"""Direct reads start, end and land at multiples of this: enough for every block size that disks have."""
+
 _HUGE_BYTES = 4 << 20
 # Shared pages, which is what mmap gives unless told otherwise, are never huge ones.
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}

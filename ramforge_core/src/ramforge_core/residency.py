@@ -16,11 +16,10 @@ from collections.abc import Mapping, Sequence
 from attrs import evolve, frozen
 
 from ramforge_core.backend import WeightSpec
+from ramforge_core.experts import ExpertShares, expert_layers, expert_names, share_experts
 from ramforge_core.graph import Embed, Graph, Linear, Op, Stage, op_weights
+from ramforge_core.memory import PAGE
 from ramforge_core.model import Model
-
-PAGE = 4096
-"""Direct reads start, end and land at multiples of this: enough for every block size that disks have."""
 
 ROWS = 16
 """Matrices are cut at multiples of this many rows, which kernels work on at once."""
@@ -60,6 +59,7 @@ class Residency:
 
     embedding : the tensor whose rows are read one by one, or None if it is pinned like the others; it then stands in
         ``weights`` as ``rows_name`` with ``max_tokens`` rows.
+    experts : how those are held that are not pinned, None if there are none.
     """
 
     graph: Graph
@@ -68,6 +68,7 @@ class Residency:
     streamed: tuple[Piece, ...]
     reads: tuple[Read, ...]
     embedding: str | None
+    experts: ExpertShares | None = None
 
     @property
     def pinned_bytes(self) -> int:
@@ -107,13 +108,17 @@ def plan_residency(model: Model, pin_bytes: int, slot_bytes: int, max_tokens: in
     scanned_vectors = set(_scanned(model.graph)) - {n for ms in matrices for n in ms}
     vectors = [n for n in model.weights if n in scanned_vectors]
     free = pin_bytes - sum(model.weights[n].nbytes for n in vectors)
+    dense = sum(model.weights[n].nbytes for ms in matrices for n in ms)
+    layers = expert_layers(model.graph, model.weights, model.gguf.tensors)
+    shares = share_experts(layers, free, free - dense) if layers else None
+    free -= shares.nbytes if shares else 0
     first_streamed = _share(model, matrices, max(free, 0))
     cuts = {
         name: _cut(model.weights[name], first_streamed.get(name, model.weights[name].shape[0]), slot_bytes)
         for stage in matrices
         for name in stage
     }
-    return _rewrite(model, cuts, first_streamed, vectors, slot_bytes, max_tokens)
+    return _rewrite(model, cuts, first_streamed, vectors, slot_bytes, max_tokens, shares)
 
 
 def smallest_slot(model: Model) -> int:
@@ -128,15 +133,19 @@ def most_pieces(model: Model, slot_bytes: int) -> int:
     return sum(1 + -(-spec.shape[0] // _rows_per_slot(spec, slot_bytes)) for spec in sizes)
 
 
-def vector_bytes(model: Model) -> int:
-    """Bytes of all weights that are always pinned."""
+def least_bytes(model: Model) -> int:
+    """Bytes that are needed beside the ring: all weights that are always pinned, and the slot of one expert."""
     matrices = {n for ms in _matrices(model.graph) for n in ms}
-    return sum(model.weights[n].nbytes for n in set(_scanned(model.graph)) - matrices)
+    layers = expert_layers(model.graph, model.weights, model.gguf.tensors)
+    vectors = sum(model.weights[n].nbytes for n in set(_scanned(model.graph)) - matrices)
+    return vectors + max((layer.slot_bytes for layer in layers), default=0)
 
 
 def _scanned(graph: Graph) -> list[str]:
     """Weights that every pass reads whole, in order."""
-    return list(dict.fromkeys(n for op in graph.ops for n in op_weights(op) if not isinstance(op, Embed)))
+    names = (n for op in graph.ops for n in op_weights(op) if not isinstance(op, Embed))
+    experts = expert_names(graph)
+    return [n for n in dict.fromkeys(names) if n not in experts]
 
 
 def _matrices(graph: Graph) -> list[list[str]]:
@@ -212,8 +221,10 @@ def _rewrite(
     vectors: Sequence[str],
     slot_bytes: int,
     max_tokens: int,
+    shares: ExpertShares | None,
 ) -> Residency:
-    weights = {n: model.weights[n] for n in vectors}
+    experts = expert_names(model.graph)
+    weights = {n: spec for n, spec in model.weights.items() if n in vectors or n in experts}
     pinned = [_piece(model, n, 0, _rows(model.weights[n]), n) for n in vectors]
     streamed: list[Piece] = []
     embedding = next(op.weight for op in model.graph.ops if isinstance(op, Embed))
@@ -240,13 +251,15 @@ def _rewrite(
     stages = tuple(
         Stage(s.name, tuple(p for op in s.ops for p in ops(op)), s.rows) for s in model.graph.stages
     )
+    graph = Graph(stages, model.graph.logits)
     return Residency(
-        Graph(stages, model.graph.logits),
+        graph,
         weights,
         tuple(pinned),
         tuple(streamed),
         _coalesce(streamed, slot_bytes),
         embedding,
+        shares and shares.in_graph(graph),
     )
 
 

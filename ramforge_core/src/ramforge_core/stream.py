@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from ramforge_core.datasource import DataSource
 from ramforge_core.errors import Interrupted
-from ramforge_core.residency import PAGE, Read
+from ramforge_core.memory import PAGE
+from ramforge_core.residency import Read
 
 READERS = 4
 """Reads in flight. Two to eight saturate a drive; more only take memory."""
@@ -28,6 +29,8 @@ class StreamStats:
 
     gap_bytes : of ``read_bytes``, what was read for nothing. sequential : reads that went on where the last one ended.
     row_reads, row_bytes : rows of the token embedding, read one by one.
+    expert_hits, expert_misses : experts that a layer of a pass needed and that were in memory, or had to be read; the
+        bytes of the latter are in ``read_bytes``.
     stall_s : time that passes waited for the disk. busy_s : time in which at least one read was in flight.
     """
 
@@ -39,6 +42,8 @@ class StreamStats:
     sequential: int = 0
     row_reads: int = 0
     row_bytes: int = 0
+    expert_hits: int = 0
+    expert_misses: int = 0
     stall_s: float = 0.0
     busy_s: float = 0.0
 
@@ -132,6 +137,21 @@ class Stream:
         with self._lock:
             self._given_back += 1
             self._free.notify()
+
+    def read_aside(self, read: Read, window: NDArray[np.uint8]) -> None:
+        """Read a window that is not of the order, at once and in the caller's thread; it is counted like the others."""
+        with self._lock:
+            self._note_busy(1)
+        try:
+            self.source.read_window(read, window)
+        finally:
+            with self._lock:
+                self._note_busy(-1)
+                self._arrived.notify_all()
+                self.stats.reads += 1
+                self.stats.read_bytes += read.nbytes
+                self.stats.pieces += len(read.pieces)
+                self.stats.gap_bytes += read.gap_bytes
 
     def halt(self) -> None:
         """Wake whoever waits in `take`; the next `begin` starts the order anew."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 from attrs import define, evolve, field, frozen
@@ -13,11 +14,15 @@ from numpy.typing import NDArray
 from ramforge_core.backend import Batch, Control, Program
 from ramforge_core.datasource import DataSource
 from ramforge_core.errors import Interrupted
+from ramforge_core.expert_cache import ExpertCache
 from ramforge_core.kv import KVCache
-from ramforge_core.memory import allocate
+from ramforge_core.memory import PAGE, allocate
 from ramforge_core.model import Model
-from ramforge_core.residency import PAGE, Read, Residency, row_window_bytes, rows_name
+from ramforge_core.residency import Read, Residency, row_window_bytes, rows_name
 from ramforge_core.stream import READERS, Stream
+
+PassArguments = tuple[Batch, Sequence[KVCache], NDArray[np.float32], Control]
+"""What `Program.run` takes for each piece of a pass."""
 
 
 @frozen
@@ -32,7 +37,7 @@ class Segment:
 class StreamedPasses:
     """Runs passes with pinned weights bound for good and the others bound as the stream brings them.
 
-    ring, slots : memory of the stream. max_tokens : of one pass.
+    ring, slots : memory of the stream. expert_memory : of experts that are not pinned. max_tokens : of one pass.
     """
 
     model: Model
@@ -41,7 +46,9 @@ class StreamedPasses:
     source: DataSource
     ring: NDArray[np.uint8]
     slots: int
+    expert_memory: NDArray[np.uint8] = field(kw_only=True)
     max_tokens: int = field(kw_only=True)
+    _experts: ExpertCache | None = field(default=None, init=False)
     stream: Stream = field(init=False)
     _segments: tuple[Segment, ...] = field(init=False)
     _rows: NDArray[np.uint8] = field(init=False)
@@ -57,6 +64,8 @@ class StreamedPasses:
         self._row_readers = ThreadPoolExecutor(READERS, thread_name_prefix="ramforge-rows")
         self.program.bind({name: self._rows})
         self.stream = Stream(self.source, self.residency.reads, self.ring, self.slots)
+        if self.residency.experts is not None:
+            self._experts = ExpertCache(self.residency.experts, self.program, self.stream, self.expert_memory)
 
     def run(
         self, batch: Batch, caches: Sequence[KVCache], logits: NDArray[np.float32], control: Control
@@ -65,21 +74,33 @@ class StreamedPasses:
         self.source.check_unchanged()
         self.stream.begin()
         batch = evolve(batch, tokens=self._read_rows(batch.tokens, control))
+        run = partial(self._run, (batch, caches, logits, control))
         at = 0
         for segment in self._segments:
-            control.begin(at)
             if segment.first_use > at and not self.stream.ready():
-                self.program.run(batch, caches, logits, control, range(at, segment.first_use))
+                run(at, segment.first_use)
                 at = segment.first_use
-                control.begin(at)
             read, window = self.stream.take()
             self.program.bind({name: window[start : start + n] for name, start, n in read.pieces})
-            self.program.run(batch, caches, logits, control, range(at, segment.end))
+            run(at, segment.end)
             self.stream.give_back()
             at = segment.end
-        if at < len(self.program.steps):
-            control.begin(at)
-            self.program.run(batch, caches, logits, control, range(at, len(self.program.steps)))
+        run(at, len(self.program.steps))
+
+    def _run(self, given: PassArguments, at: int, end: int) -> None:
+        """Steps [at, end), which have all their weights but experts."""
+        if self._experts is not None:
+            for step in self._experts.steps:
+                if at <= step < end:
+                    self._run_plain(given, at, step)
+                    self._experts.run(step, *given)
+                    at = step + 1
+        self._run_plain(given, at, end)
+
+    def _run_plain(self, given: PassArguments, at: int, end: int) -> None:
+        if at < end:
+            given[3].begin(at)
+            self.program.run(*given, range(at, end))
 
     def _read_rows(self, tokens: NDArray[np.int32], control: Control) -> NDArray[np.int32]:
         """Read the embeddings of a batch, each distinct token's row by itself; returns by token which row it is."""
@@ -119,10 +140,12 @@ class StreamedPasses:
 
     def close(self) -> None:
         """Stop the stream and free all memory."""
+        if self._experts is not None:
+            self._experts.close()
         self.stream.close()
         self._row_readers.shutdown()
         del self.program
-        self.ring = self._rows = allocate(0)
+        self.ring = self.expert_memory = self._rows = allocate(0)
         self._windows.clear()
 
 

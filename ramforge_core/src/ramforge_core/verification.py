@@ -32,12 +32,12 @@ from ramforge_core.errors import (
     VerificationError,
 )
 from ramforge_core.gguf import open_gguf
-from ramforge_core.memory import allocate
+from ramforge_core.memory import PAGE, allocate
 from ramforge_core.model import read_model
 from ramforge_core.plugins import Registry
 from ramforge_core.pull import resolve
 from ramforge_core.reports.layout import pairs, table
-from ramforge_core.residency import PAGE, Read
+from ramforge_core.residency import Read
 from ramforge_core.sizes import format_size
 from ramforge_core.stream import Stream
 from ramforge_core.system import process_memory

@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ramforge_core.datasource import DataSource
-from ramforge_core.memory import allocate
-from ramforge_core.residency import GAP_BYTES, PAGE, Piece, Read
+from ramforge_core.memory import PAGE, allocate
+from ramforge_core.residency import GAP_BYTES, Piece, Read
 from ramforge_core.stream import Stream
 
 ALIGNMENT = 64
 _LOADERS = 4
+_SLOTS, _SLOT_BYTES = 4, 2 << 20
 
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
@@ -23,6 +24,12 @@ Progress = Callable[[int, int], None]
 def pinned_bytes(pieces: Sequence[Piece]) -> int:
     """Memory that the pieces take, each at a multiple of `ALIGNMENT`."""
     return sum(-(-p.nbytes // ALIGNMENT) * ALIGNMENT for p in pieces)
+
+
+def loading_ring(memory: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], int]:
+    """A ring for `load_pinned` in memory that is not in use yet: page-aligned slots, at most `_SLOTS` of them."""
+    slot = min(_SLOT_BYTES, len(memory) // _SLOTS // PAGE * PAGE)
+    return memory[: slot * _SLOTS], _SLOTS
 
 
 def load_pinned(

@@ -15,8 +15,8 @@ import numpy as np
 from attrs import asdict, frozen
 from numpy.typing import NDArray
 
-from ramforge_core.memory import allocate
-from ramforge_core.residency import PAGE, Read
+from ramforge_core.memory import PAGE, allocate
+from ramforge_core.residency import Read
 from ramforge_core.stream import READERS
 from ramforge_core.system import process_memory
 

@@ -19,8 +19,8 @@ from ramforge_core.backend import Backend, Batch, Control, Limits, Program, Weig
 from ramforge_core.datasource import DataSource
 from ramforge_core.graph import Attention, Embed, Graph, Linear, Op, Stage, Value, op_weights
 from ramforge_core.kv import KVCache, KVLayout, KVType
-from ramforge_core.memory import allocate
-from ramforge_core.residency import PAGE, ROWS, Read
+from ramforge_core.memory import PAGE, allocate
+from ramforge_core.residency import ROWS, Read
 from ramforge_core.stream import Stream
 
 POOL_BYTES = 128 << 20

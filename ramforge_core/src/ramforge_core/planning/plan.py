@@ -16,9 +16,9 @@ from ramforge_core.allotment import Allotment, allot, smallest_free_bytes
 from ramforge_core.calibration import Calibration
 from ramforge_core.graph import Embed, op_weights
 from ramforge_core.kv import CHUNK_POSITIONS, KVType
+from ramforge_core.memory import PAGE
 from ramforge_core.model import Model
 from ramforge_core.planning.forecast import Speed, forecast
-from ramforge_core.residency import PAGE
 
 EARLY = 128
 """The position at which a decode speed is meant, where the context is that long."""

@@ -105,6 +105,5 @@ def _act(gate: F64, up: F64, act: str) -> F64:
         return gate * _sigmoid(gate) * up
     if act == "gelu":
         return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
-    gate = np.minimum(gate, 7)
-    out: F64 = (np.clip(up, -7, 7) + 1) * gate * _sigmoid(1.702 * gate)
-    return out
+    low: F64 = np.minimum(gate, 7)
+    return (np.clip(up, -7, 7) + 1) * low * _sigmoid(1.702 * low)
