@@ -316,6 +316,7 @@ def test_any_backend_is_measured_through_its_contract(tmp_path, registry, backen
 def test_rates_are_measured_once_and_anew_on_demand(model, registry, store, monkeypatch):
     backend = registry.backend("cpu")
     monkeypatch.setattr(compute_module, "_BUSY_SPREAD", 1e9)
+    monkeypatch.setattr(compute_module, "_BUSY_SHARE", 1e9)
     first = calibrate(model, backend, threads=1, store=store)
     assert calibrate(model, backend, threads=1, store=store).compute == first.compute
     assert calibrate(model, backend, threads=2, store=store).compute != first.compute
@@ -324,13 +325,15 @@ def test_rates_are_measured_once_and_anew_on_demand(model, registry, store, monk
     assert calibrate(model, backend, threads=1, store=store).compute == anew.compute
 
 
-def test_what_other_work_disturbed_is_measured_anew_the_next_time(model, registry, store, monkeypatch):
+@pytest.mark.parametrize("limit", ["_BUSY_SPREAD", "_BUSY_SHARE"])
+def test_what_other_work_disturbed_is_measured_anew_the_next_time(model, registry, store, monkeypatch, limit):
     backend = registry.backend("cpu")
-    monkeypatch.setattr(compute_module, "_BUSY_SPREAD", 0)
+    monkeypatch.setattr(compute_module, limit, -1)
     disturbed = calibrate(model, backend, threads=1, store=store)
     assert disturbed.compute.busy
     assert remembered(model, backend, kv_type="f16", threads=1, store=store).compute == disturbed.compute
     monkeypatch.setattr(compute_module, "_BUSY_SPREAD", 1e9)
+    monkeypatch.setattr(compute_module, "_BUSY_SHARE", 1e9)
     quiet = calibrate(model, backend, threads=1, store=store).compute
     assert not quiet.busy
     assert calibrate(model, backend, threads=1, store=store).compute == quiet

@@ -22,6 +22,7 @@ from ramforge_core.system import (
     memory,
     process,
     process_memory,
+    waited_s,
 )
 
 M, G = 1 << 20, 1 << 30
@@ -334,3 +335,13 @@ def test_e04_e06_in_a_real_cgroup(cgroup, tmp_path):
     assert 120 * M < clamped < 192 * M
     assert "4.00 GiB" in run.stderr
     assert "192 MiB" in run.stderr
+
+
+def test_time_that_threads_waited_for_a_processor(tmp_path):
+    for thread, text in (("7", "100 2000000000 9"), ("8", "5 500000000 1"), ("9", "garbage")):
+        folder = tmp_path / "proc/self/task" / thread
+        folder.mkdir(parents=True)
+        (folder / "schedstat").write_text(text + "\n")
+    assert waited_s(tmp_path) == 2.5
+    assert waited_s(tmp_path / "elsewhere") == 0
+    assert waited_s() >= 0

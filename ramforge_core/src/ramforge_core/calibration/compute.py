@@ -23,6 +23,7 @@ from ramforge_core.graph import Embed, Stage, op_weights
 from ramforge_core.kv import KVType
 from ramforge_core.model import Model
 from ramforge_core.residency import ROWS
+from ramforge_core.system import waited_s
 
 PREFILL_TOKENS = 64
 SHORT, LONG = 128, 2048
@@ -32,6 +33,8 @@ _KINDS = 4
 _MOST_COPIES = 8
 """Of a small block several are run, so that a call's own cost does not count for more than it is."""
 _BUSY_SPREAD = 1.5
+_BUSY_SHARE = 0.1
+"""Passes that differ, or threads that wait for a processor for this share of the time: other work is in the way."""
 
 
 @frozen
@@ -118,10 +121,12 @@ def measure_compute(
     )
     short = min(SHORT, context) - 1
     tokens = sample.tokens
+    began, waited = time.perf_counter(), waited_s()
     decode = sample.times(1, short, 0.4, 24)
     reach = sample.positions - 1
     further = sample.times(1, reach, 0.2, 12) if reach > short else decode
     prefill = sample.times(tokens, 0, 0.5, 6)
+    waiting = (waited_s() - waited) / (time.perf_counter() - began)
     at_reach, at_short = _whole(parts, further), _whole(parts, decode)
     return ComputeRate(
         decode_s=at_short,
@@ -131,7 +136,7 @@ def measure_compute(
         prefill_tokens=tokens,
         segment_s=sample.segment_s(sum(decode), short, 0.25, 12),
         date=now(),
-        busy=sample.spread > _BUSY_SPREAD,
+        busy=sample.spread > _BUSY_SPREAD or waiting > _BUSY_SHARE,
     )
 
 

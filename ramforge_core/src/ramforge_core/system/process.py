@@ -48,6 +48,18 @@ def process_memory(root: Path = Path("/")) -> ProcessMemory:
     )
 
 
+def waited_s(root: Path = Path("/")) -> float:
+    """Seconds since the start in which threads of this process were ready, but other work had the processor.
+
+    Added up over the threads that there are now. 0 where the system does not say.
+    """
+    tasks = (root / "proc/self/task").glob(
+        "*/schedstat"
+    )  # proc(5): time run, time waited, in nanoseconds; slices
+    times = [read(task).split() for task in tasks]
+    return sum(int(words[1]) for words in times if len(words) == 3 and words[1].isdecimal()) / 1e9
+
+
 def _from_resource() -> ProcessMemory:
     try:
         import resource
