@@ -161,8 +161,11 @@ def test_i05_without_a_compiler_a_new_plugin_installs_and_runs(environment, tmp_
 # ------------------------------------------------------------------ what `ramforge plugin new` writes
 
 
-def test_a_new_plugin_of_every_kind_installs_and_passes(environment, tmp_path):
-    """Written by the installed program, built, installed beside our wheels, and judged by its own tests."""
+def test_a_new_plugin_of_every_kind_installs_and_passes(environment, tmp_path, monkeypatch):
+    """Written by the installed program, built, installed beside our wheels, and judged by its own tests.
+
+    A model in the new format, whose type number ggml does not know, answers.
+    """
     folders = []
     for kind in KINDS:
         run = environment.run("ramforge", "plugin", "new", kind, "demo", "--into", tmp_path)
@@ -179,6 +182,12 @@ def test_a_new_plugin_of_every_kind_installs_and_passes(environment, tmp_path):
     assert report["broken"] == []
     for kind in ("quants", "architectures", "tokenizers", "backends", "sources", "commands"):
         assert "demo" in [p["key"] for p in report[kind]], kind
+    number = next(q["ggml_type"] for q in report["quants"] if q["key"] == "demo")
+    monkeypatch.setitem(BLOCKS, "demo", (number, 32, 18, (0,)))
+    sizes = Sizes(2, 256, 4, 2, 512, vocab=300, context=256, quant="demo", rich="demo", tied=True)
+    run = environment.run("ramforge", "run", write_model(tmp_path / "demo.gguf", sizes), *ANSWER)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.strip()
 
 
 def test_headers_of_the_example_are_copies():
