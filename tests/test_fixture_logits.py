@@ -28,6 +28,7 @@ PLAIN = (
 )
 QUANTIZED = ("llama-gqa", "qwen2")
 TYPES = ("BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K")
+TYPES += ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")
 FILES = [(name, "") for name in PLAIN + QUANTIZED] + [(name, "-" + t) for name in QUANTIZED for t in TYPES]
 FILES.append(("mixtral", "-Q4_K_M"))
 
@@ -43,7 +44,7 @@ def fixture_file(request, shared):
 @pytest.mark.parametrize("backend", ["numpy", "cpu"])
 def test_logits(fixture_file, backend):
     path, golden, tolerance = fixture_file
-    quantized = "-Q" in path.name
+    quantized = "-Q" in path.name or "-IQ" in path.name
     ids = [*golden["ids"].tolist(), *golden["greedy"][:-1].tolist()]
     with ramforge_core.open(path, backend=backend, kv_type="f32") as m:
         logits = m.logits(ids)
