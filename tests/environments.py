@@ -13,7 +13,6 @@ import re
 import shutil
 import subprocess
 import sys
-import sysconfig
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
@@ -34,6 +33,7 @@ OURS = (
 )
 """What a model of an outside format needs to run; each C package more costs seconds."""
 
+_SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 _LEFT_OUT = shutil.ignore_patterns(
     "build", "dist", "*.egg-info", "*.so", "*.o", "__pycache__", "_kernels.c", "_native.c", ".*_cache"
 )
@@ -98,7 +98,7 @@ class Environment:
         self.folder = folder
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         self.python = folder / "bin" / "python"
-        self.site = Path(sysconfig.get_path("purelib", "venv", vars={"base": str(folder)}))
+        self.site = Path(self._run([self.python, "-c", _SITE]).stdout.strip())
         needed = [r for wheel in wheels for r in _requirements(wheel)]
         for name in _closure([*needed, *requirements]):
             for file in metadata.distribution(name).files or ():
