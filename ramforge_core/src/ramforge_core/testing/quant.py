@@ -35,6 +35,7 @@ from ramforge_core.testing.kernels import (
 
 Bytes = NDArray[np.uint8]
 MAX_BATCH = 40
+LARGE_BATCHES = (63, 64, 65, 100, 127, 128, 129, 200, 255, 256, 257, 300, 384, 511, 512, 513, 599, 600)
 """Rows and activations up to which every count is tried: past every tile that kernels work in."""
 
 
@@ -196,9 +197,10 @@ class QuantFormatTests:
         unit: int,
         rng: np.random.Generator,
     ) -> None:
-        """Q9: matmul gives the same bits on every instruction set, zero blocks and zero activations included."""
+        """Q9: matmul gives the same bits on every instruction set, zero blocks and zero activations included, for
+        short and long rows, one activation and many."""
         fmt = quant_format
-        for columns in (unit, 3 * unit, unit * (600 // unit + 2)):
+        for columns in (unit, 3 * unit, unit * (600 // unit + 2), unit * (17000 // unit + 1)):
             weights = self.matrix(fmt, rng, 21, columns)
             weights[3] = 0
             x = rng.normal(size=(11, columns)).astype(np.float32)
@@ -208,6 +210,7 @@ class QuantFormatTests:
             expected = run_matmul(functions["portable"], weights, columns, acts)
             for isa, f in functions.items():
                 assert same_bits(run_matmul(f, weights, columns, acts), expected), (isa, columns)
+                assert same_bits(run_matmul(f, weights, columns, acts[:1]), expected[:1]), (isa, columns)
 
     def test_batch_invariant(
         self,
@@ -217,7 +220,8 @@ class QuantFormatTests:
         unit: int,
         rng: np.random.Generator,
     ) -> None:
-        """Q10: one row times one activation is the same number alone and among 1 to 40 rows and activations."""
+        """Q10: one row times one activation is the same number alone and among 1 to 40 rows and 1 to 600
+        activations."""
         fmt, columns = quant_format, unit * max(1, 288 // unit)
         weights = self.matrix(fmt, rng, MAX_BATCH, columns)
         acts = pack(kernels.packing, rng.normal(size=(MAX_BATCH, columns)).astype(np.float32))
@@ -229,6 +233,10 @@ class QuantFormatTests:
                 assert same_bits(some_rows, expected[:, :n]), (isa, n, "rows")
                 some_acts = run_matmul(f, weights, columns, acts[:n])
                 assert same_bits(some_acts, expected[:n]), (isa, n, "activations")
+            for n in LARGE_BATCHES:
+                order = rng.integers(0, MAX_BATCH, n)
+                many_acts = run_matmul(f, weights, columns, acts[order])
+                assert same_bits(many_acts, expected[order]), (isa, n, "activations")
 
     def test_product(
         self,
