@@ -76,6 +76,22 @@ def test_top_p_keeps_at_least_its_share():
     assert candidates(LOGITS, 0, 1e-6, 0.0)[0].tolist() == [1]
 
 
+@pytest.mark.parametrize("size", [4, 63, 64, 65, 1000, 32003])
+@pytest.mark.parametrize("steps", [3, 1000, 10**7])
+def test_shortcuts_keep_what_sorting_everything_keeps(size, steps):
+    """Few distinct logits, so that many are equal, or many."""
+    rng = np.random.default_rng(size)
+    logits = (rng.integers(0, steps, size) * np.float32(9 / steps)).astype(np.float32)
+    order = np.argsort(-logits, kind="stable")
+    p = np.exp(logits[order].astype(np.float64))
+    for k in (1, 2, 40, 64, 999):
+        assert candidates(logits, k, 1.0, 0.0)[0].tolist() == order[:k].tolist()
+    for top_p, min_p in ((0.9, 0.0), (0.9, 0.05), (0.999, 0.3), (1.0, 0.3)):
+        n = int(np.searchsorted(np.cumsum(p / p.sum()), top_p)) + 1 if top_p < 1 else size
+        n = min(n, int(np.count_nonzero(p >= p[0] * min_p)))
+        assert candidates(logits, 0, top_p, min_p)[0].tolist() == order[:n].tolist()
+
+
 def test_min_p_is_relative_to_the_likeliest():
     assert candidates(LOGITS, 0, 1.0, 0.49)[0].tolist() == [1, 3, 2]
     assert candidates(LOGITS, 0, 1.0, 0.6)[0].tolist() == [1, 3]

@@ -1,12 +1,14 @@
 """The engine: a loaded model and the passes it runs. It knows tokens and logits, no text.
 
-Passes run on a worker thread while the caller waits, so that Ctrl-C and a vanished client act at once.
+Passes run on a worker thread while the caller waits, so that Ctrl-C and a vanished client act at once; brief ones run
+on the caller's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
@@ -30,6 +32,7 @@ from ramforge_core.system import process_memory
 from ramforge_core.weights import load_pinned, loading_ring
 
 _PROGRESS_S = 0.2
+_BRIEF_S = 0.05
 
 
 @frozen(eq=False)
@@ -68,6 +71,8 @@ class Engine:
     _lock: threading.Lock = field(factory=threading.Lock, repr=False)
     _caches: list[KVCache] = field(factory=list, init=False, repr=False)
     """Those that may hold memory, so that `close` gives back what a caller forgot."""
+    _token_s: float = field(default=float("inf"), init=False, repr=False)
+    """Seconds per token of the last pass."""
     _closed: bool = field(default=False, init=False, repr=False)
 
     @property
@@ -85,6 +90,11 @@ class Engine:
     def reads(self) -> StreamStats:
         """What passes have read from disk so far, a copy; nothing where all weights are in memory."""
         return StreamStats() if self.streamed is None else evolve(self.streamed.stream.stats)
+
+    @property
+    def pass_done(self) -> float:
+        """Share of the pass that is running, or was last, that is done: 0 to 1. From any thread."""
+        return min(self._control.done / len(self.program.steps), 1.0)
 
     def run(
         self,
@@ -117,13 +127,17 @@ class Engine:
             logits = self._logits[: int(batch.wanted.sum())]
             self._control.reset()
             run = self.program.run if self.streamed is None else self.streamed.run
+            caches = [part.cache for part in parts]
             try:
-                future = self._worker.submit(
-                    run, batch, [part.cache for part in parts], logits, self._control
-                )
+                if progress is None and self._brief(batch):
+                    run(batch, caches, logits, self._control)
+                    return logits
+                began = time.perf_counter()
+                future = self._worker.submit(run, batch, caches, logits, self._control)
                 while progress is not None and not wait([future], _PROGRESS_S).done:
-                    progress(min(self._control.done / len(self.program.steps), 1.0))
+                    progress(self.pass_done)
                 future.result()
+                self._token_s = (time.perf_counter() - began) / len(batch.tokens)
             except BaseException:  # Ctrl-C, or what the callback raised: the pass may still be running
                 self.interrupt()
                 with contextlib.suppress(RuntimeError):  # closed meanwhile
@@ -132,6 +146,13 @@ class Engine:
                     ).result()  # there is one worker: nothing runs any more when this has
                 raise
         return logits
+
+    def _brief(self, batch: Batch) -> bool:
+        """True if a pass may run on the caller's thread: what waits for its end waits a moment.
+
+        The way to the worker and back costs as much as some layers of a small model.
+        """
+        return self.streamed is None and self._token_s * len(batch.tokens) < _BRIEF_S
 
     def prefill(
         self,

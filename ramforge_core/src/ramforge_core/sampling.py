@@ -17,6 +17,9 @@ from ramforge_core.errors import NonFiniteError, ParameterError
 GREEDY_BELOW = 1e-5
 """Temperatures below this take the largest logit: dividing by them would only overflow."""
 
+_GROUP = 64
+"""Logits of which only the largest is looked at, in the search for the top k."""
+
 
 @frozen(kw_only=True)
 class SamplingParameters:
@@ -117,22 +120,36 @@ def candidates(
     logits: NDArray[np.float32], top_k: int, top_p: float, min_p: float
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Ids and logits (float64) of the tokens that may be drawn, the likeliest first, lower ids first on ties."""
-    if 0 < top_k < logits.size:
-        threshold = np.partition(logits, -top_k)[-top_k]
-        ids = np.flatnonzero(logits >= threshold)
+    highest, limited = logits.max(), 0 < top_k < logits.size
+    if limited:
+        ids = _largest(logits, top_k)
+    elif min_p > 0.0:  # sorting these only is a hundred times faster; the exact bound is applied below
+        ids = np.flatnonzero(logits >= highest + np.float32(math.log(min_p) - 1e-3))
     else:
-        top_k = logits.size
         ids = np.arange(logits.size)
-    ids = ids[np.argsort(-logits[ids], kind="stable")][:top_k]
+    ids = ids[np.argsort(-logits[ids], kind="stable")]
+    ids = ids[:top_k] if limited else ids
     kept = logits[ids].astype(np.float64)
     if top_p < 1.0:
-        total = np.cumsum(_softmax(kept))
-        n = int(np.searchsorted(total, top_p)) + 1
+        weights = np.exp(kept - kept[0])
+        everything = weights if limited else np.exp(logits - highest)
+        n = int(np.searchsorted(np.cumsum(weights / everything.sum(dtype=np.float64)), top_p)) + 1
         ids, kept = ids[:n], kept[:n]
     if min_p > 0.0:
         n = int(np.count_nonzero(kept >= kept[0] + math.log(min_p)))
         ids, kept = ids[:n], kept[:n]
     return ids, kept
+
+
+def _largest(logits: NDArray[np.float32], k: int) -> NDArray[np.int64]:
+    """Ids, ascending, of the k largest values and of all that equal the smallest of them."""
+    groups = max(k, logits.size // _GROUP)
+    whole = logits.size // groups * groups
+    # k groups have a value of at least the k-th largest maximum of a group, so the k largest values are none below
+    peaks = logits[:whole].reshape(-1, groups).max(axis=0)
+    ids = np.flatnonzero(logits >= np.partition(peaks, -k)[-k])
+    values = logits[ids]
+    return np.asarray(ids[values >= np.partition(values, -k)[-k]])
 
 
 def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
