@@ -28,13 +28,18 @@ DECLARATIONS = "".join(
 
 
 def table(name: str, grid: Any) -> str:
-    """C source of a grid: a uint16 for each point, the numbers of its levels at the bits that ``points.h`` says."""
-    at = (0, 2, 4, 6, 8, 10, 12, 14) if grid.width == 8 else (0, 8, 4, 12)
+    """C source of a grid: an integer for each point, made of the numbers of its levels as ``points.h`` says."""
+    bits, at = {
+        (3, 8): (16, (0, 2, 4, 6, 8, 10, 12, 14)),
+        (8, 4): (16, (0, 8, 4, 12)),
+    }[len(grid.levels), grid.width]
+    if name == "iq1_s":
+        bits, at = 32, (2, 10, 18, 26, 6, 14, 22, 30)
     codes = [
         sum(grid.levels.index(value) << bit for value, bit in zip(point, at, strict=True))
         for point in grid.points()
     ]
-    return f"const uint16_t rf_{name}_grid[{len(codes)}] = {{{','.join(map(str, codes))}}};\n"
+    return f"const uint{bits}_t rf_{name}_grid[{len(codes)}] = {{{','.join(f'{c}u' for c in codes)}}};\n"
 
 
 TABLES = "".join(table(*item) for item in runpy.run_path(str(SOURCES / "grids.py"))["GRIDS"].items())

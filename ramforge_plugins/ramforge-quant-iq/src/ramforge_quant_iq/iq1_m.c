@@ -23,27 +23,19 @@ static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
     t->d = rf_f16((w[2] >> 12 & 0xfu) | (w[2] >> 24 & 0xf0u) | (w[3] >> 4 & 0xf00u) | (w[3] >> 16 & 0xf000u)) * 0.125f;
     RF_UNROLL
     for (int i = 0; i < 16; i++)
-        rf_odd_scale(t, i, w[2 + i / 8] >> (i / 4 % 2 * 16 + i % 4 * 3) & 7, 4, 9);
+        rf_iq1_scale(t, i, w[2 + i / 8] >> (i / 4 % 2 * 16 + i % 4 * 3) & 7, 4);
 }
 
 static RF_INLINE void RF_(part)(const uint8_t *p, int64_t stride, int part, const rf_tile *t, rf_u32 q[16])
 {
-    uint16_t codes[RF_LANES][8];
-    rf_u32 w[4];
-    for (int lane = 0; lane < RF_LANES; lane++) {
-        const uint8_t *qs = p + lane * stride + 8 * part;
-        const uint64_t high = (uint64_t)rf_load_u32(p + lane * stride + 32 + 4 * part) << 8;
-        RF_UNROLL
-        for (int i = 0; i < 8; i++)
-            codes[lane][i] = rf_iq1_s_grid[qs[i] | (high >> 4 * i & 0x700)];
-    }
-    rf_interleave((const uint8_t *)codes, sizeof codes[0], w);
+    rf_u32 codes[8];
+    rf_iq1_codes(p + 8 * part, p + 32 + 4 * part, stride, 4, codes);
     RF_UNROLL
-    for (int i = 0; i < 16; i++)
-        q[i] = rf_iq1_values(w[i / 4], i % 4, t->x[part] >> (i / 2 * 4 + 3) & 1);
+    for (int i = 0; i < 8; i++)
+        rf_iq1_values(codes[i], t->x[part] >> (4 * i + 3) & 1, q + 2 * i);
 }
 
-RF_MATMUL_Q8_256(rf_iq1_m_matmul, RF_(head), RF_(part), .block_bytes = 56, .width = 4, .qmax = 18,
+RF_MATMUL_Q8_256(rf_iq1_m_matmul, RF_(head), RF_(part), .block_bytes = 56, .width = 4, .qmax = 9,
                  .min = RF_MIN_INT)
 
 #else

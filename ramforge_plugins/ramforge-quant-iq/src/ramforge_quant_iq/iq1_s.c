@@ -23,27 +23,19 @@ static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
     rf_interleave(p + 34, stride, t->x);
     RF_UNROLL
     for (int i = 0; i < 8; i++)
-        rf_odd_scale(t, i, t->x[i / 2] >> (i % 2 * 16 + 12) & 7, 8, 9);
+        rf_iq1_scale(t, i, t->x[i / 2] >> (i % 2 * 16 + 12) & 7, 8);
 }
 
 static RF_INLINE void RF_(part)(const uint8_t *p, int64_t stride, int part, const rf_tile *t, rf_u32 q[16])
 {
-    uint16_t codes[RF_LANES][8];
-    rf_u32 w[4];
-    for (int lane = 0; lane < RF_LANES; lane++) {
-        const uint8_t *qs = p + lane * stride + 2 + 8 * part, *qh = p + lane * stride + 34 + 4 * part;
-        const unsigned high[2] = {(unsigned)rf_load_u16(qh) << 8, (unsigned)rf_load_u16(qh + 2) << 8};
-        RF_UNROLL
-        for (int i = 0; i < 8; i++)
-            codes[lane][i] = rf_iq1_s_grid[qs[i] | (high[i / 4] >> i % 4 * 3 & 0x700)];
-    }
-    rf_interleave((const uint8_t *)codes, sizeof codes[0], w);
+    rf_u32 codes[8];
+    rf_iq1_codes(p + 2 + 8 * part, p + 34 + 4 * part, stride, 3, codes);
     RF_UNROLL
-    for (int i = 0; i < 16; i++)
-        q[i] = rf_iq1_values(w[i / 4], i % 4, t->x[part] >> (i / 8 * 16 + 15) & 1);
+    for (int i = 0; i < 8; i++)
+        rf_iq1_values(codes[i], t->x[part] >> (i / 4 * 16 + 15) & 1, q + 2 * i);
 }
 
-RF_MATMUL_Q8_256(rf_iq1_s_matmul, RF_(head), RF_(part), .block_bytes = 50, .width = 8, .qmax = 18,
+RF_MATMUL_Q8_256(rf_iq1_s_matmul, RF_(head), RF_(part), .block_bytes = 50, .width = 8, .qmax = 9,
                  .min = RF_MIN_INT)
 
 #else

@@ -1,9 +1,10 @@
 /* points.h: what the formats with points from a grid share.
  *
- * A point is a uint16 code, which _build.py writes from grids.py: of 8 values, the number of the level of value i at
- * bits 2i, 2i+1; of 4 values, at the nibbles 0, 2, 1, 3, so that two shifts spread them over a dword. Codes are unfolded
- * to values with lanes as rows. A grid of up to 1024 points is looked up so too; the 2048 of IQ1 row by row, with plain
- * loads, which are faster than gathers and than 64 registers full of codes.
+ * A point is a code, which _build.py writes from grids.py:
+ *   IQ2  uint16, the number of the level of value i at bits 2i, 2i+1
+ *   IQ3  uint16, those of the 4 values at nibbles 0, 2, 1, 3, so that two shifts spread them over a dword
+ *   IQ1  uint32, four times the level, of value i < 4 in the low and of value i + 4 in the high nibble of byte i
+ * Codes are unfolded to values with lanes as rows.
  *
  * Included after ramforge_tile_q8_256.h in the RF_ISA part, and by itself in the other.
  */
@@ -12,7 +13,8 @@
 #include <stdint.h>
 #include <string.h>
 
-extern const uint16_t rf_iq1_s_grid[2048], rf_iq2_xxs_grid[256], rf_iq2_xs_grid[512], rf_iq2_s_grid[1024];
+extern const uint32_t rf_iq1_s_grid[2048];
+extern const uint16_t rf_iq2_xxs_grid[256], rf_iq2_xs_grid[512], rf_iq2_s_grid[1024];
 extern const uint16_t rf_iq3_xxs_grid[256], rf_iq3_s_grid[512];
 
 static inline uint16_t rf_load_u16(const uint8_t *p)
@@ -25,8 +27,7 @@ static inline uint16_t rf_load_u16(const uint8_t *p)
 
 #ifdef RF_ISA
 #define rf_codes RF_(rf_codes)
-#define rf_two_bits RF_(rf_two_bits)
-#define rf_odd_scale RF_(rf_odd_scale)
+#define rf_set_scale RF_(rf_set_scale)
 
 /* The codes of two points of each lane, whose numbers below n (a constant, at most 1024) are the halves of each dword. */
 static RF_INLINE rf_u32 rf_codes(const uint16_t *grid, int n, rf_u32 points)
@@ -56,18 +57,9 @@ static RF_INLINE rf_u32 rf_codes(const uint16_t *grid, int n, rf_u32 points)
 #endif
 }
 
-/* Byte j of each dword, four fields of two bits, to four bytes. */
-static RF_INLINE rf_u32 rf_two_bits(rf_u32 codes, int j)
+/* Sets scale i of 16 (width 4) or of 8 (width 8) and what is subtracted for its offset. */
+static RF_INLINE void rf_set_scale(rf_tile *t, int i, rf_i32 scale, rf_i32 min, int width)
 {
-    rf_u32 x = codes >> (8 * j) & 0xffu;
-    x |= x << 12;
-    return (x | x << 6) & 0x03030303u;
-}
-
-/* Sets scale i of 16 (width 4) or of 8 (width 8) to 2s + 1, and the minima that the offset makes of it. */
-static RF_INLINE void rf_odd_scale(rf_tile *t, int i, rf_u32 s, int width, int offset)
-{
-    const rf_i32 scale = (rf_i32)(2 * s + 1), min = offset * scale;
     t->sc[i] = rf_scale(scale);
     if (width == 8)
         t->mn[i] = min | min << 16;

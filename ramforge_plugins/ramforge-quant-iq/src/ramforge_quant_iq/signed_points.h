@@ -6,6 +6,8 @@
 
 #ifdef RF_ISA
 #define rf_u8 RF_(rf_u8)
+#define rf_odd_scale RF_(rf_odd_scale)
+#define rf_two_bits RF_(rf_two_bits)
 #define rf_seven_to_eight RF_(rf_seven_to_eight)
 #define rf_spread_signs RF_(rf_spread_signs)
 #define rf_with_signs RF_(rf_with_signs)
@@ -14,6 +16,13 @@
 #define rf_iq3_codes RF_(rf_iq3_codes)
 
 typedef uint8_t rf_u8 __attribute__((vector_size(4 * RF_LANES)));
+
+/* Scale i is 2s + 1. */
+static RF_INLINE void rf_odd_scale(rf_tile *t, int i, rf_u32 s, int width, int offset)
+{
+    const rf_i32 scale = (rf_i32)(2 * s + 1);
+    rf_set_scale(t, i, scale, offset * scale, width);
+}
 
 /* Each byte holds seven sign bits; the eighth makes their number even. */
 static RF_INLINE rf_u32 rf_seven_to_eight(rf_u32 s)
@@ -54,6 +63,14 @@ static RF_INLINE rf_u32 rf_with_signs(rf_u32 values, rf_u32 signs, int j, int of
     return (rf_u32)_mm256_add_epi8(base, _mm256_sub_epi8(_mm256_xor_si256((__m256i)values, minus), minus));
 #endif
 #endif
+}
+
+/* IQ2: byte j of each dword, four fields of two bits, to four bytes. */
+static RF_INLINE rf_u32 rf_two_bits(rf_u32 codes, int j)
+{
+    rf_u32 x = codes >> (8 * j) & 0xffu;
+    x |= x << 12;
+    return (x | x << 6) & 0x03030303u;
 }
 
 /* IQ2: byte j of the codes to four values of 8, 25 or 43. */
