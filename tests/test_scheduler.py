@@ -182,7 +182,7 @@ def test_a_full_queue_refuses(engines, schedulers, model):
     running.events.get(timeout=60)
     waiting = Client(engine, PROMPTS[1], 3)
     scheduler.submit(waiting.request)
-    with pytest.raises(QueueFullError, match="1 requests are waiting"):
+    with pytest.raises(QueueFullError, match="1 requests run and 1 wait"):
         scheduler.submit(Client(engine, PROMPTS[2]).request)
     scheduler.cancel(running.request)
     assert len(waiting.ids()) == 3

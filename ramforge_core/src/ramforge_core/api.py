@@ -205,6 +205,7 @@ def open(
     registry: Registry | None = None,
     progress: Callable[[int, int], None] | None = None,
     profile: Profile | None = None,
+    before_load: Callable[[Tokenizer], object] | None = None,
 ) -> LanguageModel:
     """Open a model.
 
@@ -217,6 +218,7 @@ def open(
     sequences : how many texts will be made at once, see `ramforge_core.scheduler`.
     progress : called with weight bytes read and in all.
     profile : a new one, to be told where the time of passes goes; it costs a little of it.
+    before_load : called before the budget is divided; what it keeps in memory counts as part of the process.
     Raises a RamforgeError that says what is wrong before any weight is read.
     """
     began = time.perf_counter()
@@ -224,6 +226,8 @@ def open(
     gguf = open_gguf(resolve(model, registry))
     ready = prepare(gguf, registry, backend=backend, kv_type=kv_type, ram=ram)
     facts, chosen = ready.facts, ready.backend
+    if before_load is not None:
+        before_load(ready.tokenizer)
     engine = load_engine(
         facts,
         chosen,

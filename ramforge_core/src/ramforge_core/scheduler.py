@@ -109,13 +109,17 @@ class _Active:
 
 @frozen
 class Load:
-    """How busy a scheduler is. kept : sequences whose requests are over."""
+    """How busy a scheduler is, and what it has done so far.
+
+    kept : sequences whose requests are over. tokens : of all passes, of prompts too. drawn : of answers.
+    """
 
     active: int
     waiting: int
     kept: int
     passes: int
     tokens: int
+    drawn: int
 
 
 @define(eq=False)
@@ -139,6 +143,7 @@ class Scheduler:
     """Somebody had to give way: nobody is admitted until somebody is done."""
     _passes: int = field(default=0, init=False)
     _tokens: int = field(default=0, init=False)
+    _drawn: int = field(default=0, init=False)
     _changed: threading.Condition = field(factory=threading.Condition, init=False, repr=False)
     """Guards the queue and the flags; running and kept sequences belong to the thread."""
     _draining: bool = field(default=False, init=False)
@@ -152,7 +157,14 @@ class Scheduler:
     @property
     def load(self) -> Load:
         with self._changed:
-            return Load(len(self._active), len(self._waiting), len(self._kept), self._passes, self._tokens)
+            return Load(
+                len(self._active),
+                len(self._waiting),
+                len(self._kept),
+                self._passes,
+                self._tokens,
+                self._drawn,
+            )
 
     def submit(self, request: Request) -> None:
         """Begin a request as soon as there is room for it.
@@ -166,8 +178,10 @@ class Scheduler:
         with self._changed:
             if self._draining or self._closed:
                 raise Interrupted("no more requests are taken")
-            if len(self._waiting) >= self.queue:
-                raise QueueFullError(f"{len(self._waiting)} requests are waiting already; try again later")
+            if len(self._active) + len(self._waiting) >= self.sequences + self.queue:
+                raise QueueFullError(
+                    f"{len(self._active)} requests run and {len(self._waiting)} wait already; try again later"
+                )
             self._waiting.append(request)
             self._changed.notify_all()
 
@@ -341,6 +355,7 @@ class Scheduler:
             self._end(active, error)
             return
         request._ids.append(token)
+        self._drawn += 1
         request.listener(Drawn(token, text, logprob, top))
         if request.answer.finish_reason is not None:
             self._end(active, None)

@@ -65,14 +65,22 @@ def serve(
     import ramforge_core
     from ramforge_core.scheduler import Scheduler
     from ramforge_serve.app import create_app
+    from ramforge_serve.constrain import Grammars
     from ramforge_serve.guard import Rules, allowed_hosts, is_loopback
     from ramforge_serve.server import Server, listen
     from ramforge_serve.service import Service
 
     if not is_loopback(host) and not api_key:
         _log.warning("everybody who reaches %s can use this server; --api-key wants a key from them", host)
-    with listen(host, port) as socket, ramforge_core.open(model, sequences=parallel, **opening) as opened:
-        service = Service(opened, Scheduler(opened.engine, parallel, queue), name or Path(model).stem)
+    grammars: list[Grammars | None] = []
+    with (
+        listen(host, port) as socket,
+        ramforge_core.open(
+            model, sequences=parallel, before_load=lambda t: grammars.append(Grammars.of(t)), **opening
+        ) as opened,
+    ):
+        scheduler = Scheduler(opened.engine, parallel, queue)
+        service = Service(opened, scheduler, name or Path(model).stem, grammars[0])
         try:
             app = create_app(service, Rules(api_key, allowed_hosts(host, allow_host), frozenset(cors_origin)))
             config = uvicorn.Config(

@@ -27,7 +27,7 @@ _log = logging.getLogger("ramforge.serve")
 RETRY_AFTER_S = 5
 
 
-class Fault(Exception):
+class Fault(HTTPException):
     """A refusal: HTTP status, one sentence, a stable code, and the parameter at fault if it is one's."""
 
     def __init__(
@@ -38,16 +38,16 @@ class Fault(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status = status
+        super().__init__(status, message, headers)
         self.message = message
         self.code = code
         self.param = param
-        self.headers = dict(headers or {})
 
     def body(self) -> dict[str, Any]:
         kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-        kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        kind = kinds.get(
+            self.status_code, "invalid_request_error" if self.status_code < 500 else "server_error"
+        )
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
@@ -74,7 +74,7 @@ def fault_of(error: Exception) -> Fault:
 
 
 def answer(fault: Fault) -> JSONResponse:
-    return JSONResponse(fault.body(), fault.status, fault.headers)
+    return JSONResponse(fault.body(), fault.status_code, fault.headers)
 
 
 def install_handlers(app: FastAPI) -> None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any
 
 from attrs import define, field
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from ramforge_core.scheduler import Drawn, Ended, Prefilled
+from ramforge_core.scheduler import Constraint, Drawn, Ended, Prefilled
 from ramforge_serve import sse
+from ramforge_serve.constrain import grammars_or_fault
 from ramforge_serve.faults import Fault, fault_of
 from ramforge_serve.openai_types import ChatRequest, Message
 from ramforge_serve.service import Answers, Service, in_thread
+from ramforge_serve.tools import Call, CallFinder, forced_schema, render
 from ramforge_serve.waiting import finish
 
 FINISH = {"stop": "stop", "length": "length", "context": "length"}
@@ -50,7 +54,9 @@ async def _prepare(service: Service, body: ChatRequest) -> _Call:
     if template is None:
         raise Fault(400, "this model has no chat template; use /v1/completions", "unsupported", "messages")
     messages = [_plain(message, f"messages.{i}.content") for i, message in enumerate(body.messages)]
-    ids = await in_thread(lambda: template.encode(template.render(messages)))
+    tools, forced = _tools(body)
+    constraint = _constraint(service, body, tools, forced)
+    ids = await in_thread(lambda: template.encode(render(template, messages, tools)))
     call = _Call(service, body, service.answers())
     stops = (*body.stops(), *template.text_stops)
     for i in range(body.n or 1):
@@ -60,15 +66,64 @@ async def _prepare(service: Service, body: ChatRequest) -> _Call:
             max_tokens=body.max_completion_tokens or body.max_tokens,
             stop=stops,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            constraint=constraint(),
         )
-    call.choices = [_Choice() for _ in call.answers.requests]
+        names = [tool["function"]["name"] for tool in tools]
+        call.choices.append(_Choice(CallFinder(names, forced=forced is not None) if tools else None))
     return call
 
 
+def _tools(body: ChatRequest) -> tuple[list[dict[str, Any]], str | None]:
+    """The tools to tell of, and whether one has to be called: its name, "" for any, None for no must."""
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
+    choice = body.tool_choice or "auto"
+    if choice == "none":
+        return [], None
+    if choice == "auto":
+        return tools, None
+    if not tools:
+        raise Fault(
+            400, "tool_choice asks for a call, but there are no tools", "invalid_value", "tool_choice"
+        )
+    if choice == "required":
+        return tools, ""
+    name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise Fault(
+            400, f"tool_choice asks for {name!r}, which is none of the tools", "invalid_value", "tool_choice"
+        )
+    return tools, name
+
+
+def _constraint(
+    service: Service, body: ChatRequest, tools: list[dict[str, Any]], forced: str | None
+) -> Callable[[], Constraint | None]:
+    """Makes what bounds each of the answers: a must of tools, or the format that was asked for."""
+    wanted = body.response_format
+    if forced is not None:
+        schema, param = forced_schema(tools, forced or None), "tools"
+    elif wanted is None or wanted.type == "text":
+        return lambda: None
+    elif wanted.type == "json_object":
+        schema, param = {"type": "object"}, "response_format"
+    elif wanted.json_schema is None or wanted.json_schema.schema_ is None:
+        raise Fault(
+            400, "a json_schema needs its schema", "invalid_value", "response_format.json_schema.schema"
+        )
+    else:
+        schema, param = wanted.json_schema.schema_, "response_format.json_schema.schema"
+    grammars = grammars_or_fault(service.grammars, param)
+    return lambda: grammars.json(schema, param)
+
+
 def _plain(message: Message, place: str) -> dict[str, Any]:
-    """A message as templates want it."""
+    """A message as templates want it: the content a text, arguments of calls an object."""
     role = "system" if message.role == "developer" else message.role
-    return {**message.model_dump(exclude_none=True), "role": role, "content": message.text(place)}
+    plain = {**message.model_dump(exclude_none=True), "role": role, "content": message.text(place)}
+    for call in plain.get("tool_calls", ()):
+        with suppress(ValueError):
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+    return plain
 
 
 def known_model(service: Service, name: str | None) -> None:
@@ -81,10 +136,27 @@ def known_model(service: Service, name: str | None) -> None:
 
 @define
 class _Choice:
-    """What is gathered of an answer."""
+    """What is gathered of an answer. finder : where there are tools."""
 
+    finder: CallFinder | None
     text: list[str] = field(factory=list)
+    calls: list[Call] = field(factory=list)
     logprobs: list[dict[str, Any]] = field(factory=list)
+
+    def push(self, text: str) -> str:
+        """The part of an answer's text that is not a call's."""
+        shown = text if self.finder is None else self.finder.push(text)
+        self.text.append(shown)
+        return shown
+
+    def finish(self) -> str:
+        """What was held back, once the answer is over; calls are in ``calls``."""
+        if self.finder is None:
+            return ""
+        shown, self.calls = self.finder.finish()
+        self.finder = None
+        self.text.append(shown)
+        return shown
 
 
 @define(eq=False)
@@ -99,7 +171,7 @@ class _Call:
     choices: list[_Choice] = field(factory=list, init=False)
 
     def take(self, place: int, event: Drawn) -> None:
-        self.choices[place].text.append(event.text)
+        self.choices[place].push(event.text)
         if event.logprob is not None:
             self.choices[place].logprobs.append(self.logprob(event))
 
@@ -112,6 +184,8 @@ class _Call:
         return {"token": piece.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(piece)}
 
     def reason(self, place: int) -> str:
+        if self.choices[place].calls:
+            return "tool_calls"
         return FINISH[self.answers.requests[place].answer.finish_reason or "stop"]
 
     def head(self, kind: str) -> dict[str, Any]:
@@ -126,16 +200,21 @@ class _Call:
     def whole(self) -> dict[str, Any]:
         return {
             **self.head("chat.completion"),
-            "choices": [
-                {
-                    "index": i,
-                    "message": {"role": "assistant", "content": "".join(choice.text), "refusal": None},
-                    "logprobs": {"content": choice.logprobs, "refusal": None} if self.body.logprobs else None,
-                    "finish_reason": self.reason(i),
-                }
-                for i, choice in enumerate(self.choices)
-            ],
+            "choices": [self._finished(i, choice) for i, choice in enumerate(self.choices)],
             "usage": usage(self.answers),
+        }
+
+    def _finished(self, place: int, choice: _Choice) -> dict[str, Any]:
+        choice.finish()
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
+        if choice.calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [call.to_openai(i) for i, call in enumerate(choice.calls)]
+        return {
+            "index": place,
+            "message": message,
+            "logprobs": {"content": choice.logprobs, "refusal": None} if self.body.logprobs else None,
+            "finish_reason": self.reason(place),
         }
 
     def chunk(self, place: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -146,6 +225,10 @@ class _Call:
             "choices": [choice],
             **({"usage": None} if asked else {}),
         }
+
+    def drawn(self, place: int, shown: str, event: Drawn) -> dict[str, Any]:
+        logprobs = None if event.logprob is None else {"content": [self.logprob(event)], "refusal": None}
+        return self.chunk(place, {"content": shown}, logprobs=logprobs)
 
 
 async def _events(call: _Call) -> AsyncIterator[bytes]:
@@ -162,12 +245,16 @@ async def _events(call: _Call) -> AsyncIterator[bytes]:
             place, event = got
             if isinstance(event, Prefilled):
                 yield sse.comment(f"prompt {event.done} of {event.total} tokens")
-            elif isinstance(event, Drawn) and (event.text or event.logprob is not None):
-                logprobs = None
-                if event.logprob is not None:
-                    logprobs = {"content": [call.logprob(event)], "refusal": None}
-                yield sse.event(call.chunk(place, {"content": event.text}, logprobs=logprobs))
+            elif isinstance(event, Drawn):
+                shown = call.choices[place].push(event.text)
+                if shown or event.logprob is not None:
+                    yield sse.event(call.drawn(place, shown, event))
             elif isinstance(event, Ended):
+                choice = call.choices[place]
+                if rest := choice.finish():
+                    yield sse.event(call.chunk(place, {"content": rest}))
+                for i, found in enumerate(choice.calls):
+                    yield sse.event(call.chunk(place, {"tool_calls": [found.to_openai(i)]}))
                 yield sse.event(call.chunk(place, {}, finish_reason=call.reason(place)))
         if call.body.stream_options is not None and call.body.stream_options.include_usage:
             yield sse.event({**call.head("chat.completion.chunk"), "choices": [], "usage": usage(answers)})

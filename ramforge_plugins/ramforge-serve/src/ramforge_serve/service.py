@@ -19,6 +19,7 @@ from ramforge_core.errors import ContextFullError, ParameterError
 from ramforge_core.sampling import Sampler, SamplingParameters
 from ramforge_core.scheduler import Constraint, Ended, Event, Request, Scheduler
 from ramforge_core.sessions import model_digest
+from ramforge_serve.constrain import Grammars
 
 T = TypeVar("T")
 
@@ -38,12 +39,13 @@ class Totals:
 class Service:
     """A model that answers many clients. All methods are for the event loop's thread.
 
-    name : what clients call the model.
+    name : what clients call the model. grammars : None where answers cannot be bound to JSON.
     """
 
     model: LanguageModel
     scheduler: Scheduler
     name: str
+    grammars: Grammars | None
     started: float = field(factory=time.time, init=False)
     totals: Totals = field(factory=Totals, init=False)
 

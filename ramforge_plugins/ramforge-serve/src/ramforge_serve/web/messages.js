@@ -1,0 +1,84 @@
+// The list of messages, as it is on the page.
+
+import { copyText, element, render } from "./markdown.js";
+
+/** Draws all messages anew. actions: `edit()` the last message of the user, `again()` answer it once more. */
+export function drawMessages(list, messages, actions) {
+  const lastQuestion = messages.findLastIndex((m) => m.role === "user");
+  const nodes = messages.map((message, i) => {
+    const node = messageNode(message);
+    const buttons = node.querySelector(".actions");
+    buttons.append(button("Copy", (self) => copyText(message.content, self)));
+    if (i === lastQuestion) buttons.append(button("Edit", actions.edit));
+    if (i === messages.length - 1) {
+      buttons.append(button(message.role === "assistant" ? "Answer again" : "Answer", actions.again));
+    }
+    return node;
+  });
+  list.replaceChildren(...nodes);
+}
+
+function button(label, act) {
+  const made = element("button", { type: "button", className: "quiet", textContent: label });
+  made.addEventListener("click", () => act(made));
+  return made;
+}
+
+function messageNode(message) {
+  const ofUser = message.role === "user";
+  const body = element("div", { className: "body" });
+  if (ofUser) body.textContent = message.content;
+  else render(body, message.content);
+  return element(
+    "li",
+    { className: `message ${message.role}` },
+    element("span", { className: "unseen", textContent: ofUser ? "You: " : "Answer: " }),
+    body,
+    element(
+      "div",
+      { className: "foot" },
+      element("span", { className: "note", textContent: message.note ?? "" }),
+      element("span", { className: "actions" }),
+    ),
+  );
+}
+
+/** What a running answer shows before its first word. */
+export class Waiting {
+  constructor(node) {
+    this.bar = element("progress", { max: 1 });
+    this.bar.removeAttribute("value");
+    this.bar.setAttribute("aria-label", "Prompt");
+    this.label = element("span", { textContent: "Reading the prompt" });
+    this.node = element("p", { className: "waiting" }, element("span", { className: "dots" }), this.label, this.bar);
+    this.bar.hidden = true;
+    this.prompt = null;
+    node.querySelector(".body").before(this.node);
+  }
+
+  /** The prompt so far: `{done, total}` tokens. */
+  reads(prompt) {
+    this.prompt = prompt;
+    this.#show(prompt.done / prompt.total, `${prompt.done.toLocaleString("en")} of ${prompt.total.toLocaleString("en")} tokens`);
+  }
+
+  /** How the server is: others may come first, and a pass may take long. */
+  server(status) {
+    const { active, waiting, parallel } = status.requests;
+    if (!this.prompt && waiting && active >= parallel) {
+      this.label.textContent = `Waiting for a place: ${active} answers are being made, ${waiting} wait`;
+    } else if (!this.prompt && status.pass_done !== null && status.pass_done < 1) {
+      this.#show(status.pass_done, `${Math.round(status.pass_done * 100)} % of a pass through the weights`);
+    }
+  }
+
+  #show(share, text) {
+    this.bar.hidden = false;
+    this.bar.value = share;
+    this.label.textContent = `Reading the prompt: ${text}`;
+  }
+
+  end() {
+    this.node.remove();
+  }
+}
