@@ -21,10 +21,11 @@
 
 enum {
     RF_ROW_BLOCKS = 64, /* superblocks of a row whose sums are kept at a time */
-    RF_ROW_AHEAD = 8192 /* bytes; half and twice as much were no better */
+    RF_ROW_AHEAD = 8192 /* bytes between what is read and what is asked for: docs/performance.md */
 };
 
-/* Like RF_MATMUL_Q8_256. Sub-blocks are of 16 or 32 values and never strided: qmax at most 127. */
+/* Like RF_MATMUL_Q8_256, for sub-blocks of 16 or 32 values and a qmax below 128. row_part gives values in their order,
+ * so that `strided` matters for the tiles only. */
 #define RF_MATMUL_ROW_Q8_256(name, head, part, row_head, row_part, ...)                                        \
     RF_KERNEL int RF_(name)(const uint8_t *weights, int64_t row_bytes, int64_t n_rows, int64_t n_cols,         \
                             const uint8_t *acts, int64_t act_bytes, int64_t n_acts, float *out,                \
@@ -159,7 +160,8 @@ static RF_INLINE __m128i rf_sum4(const rf_i32 v[4])
     RF_UNROLL
     for (int i = 0; i < 4; i++)
 #if RF_LANES == 16
-        halves[i] = _mm256_add_epi32(_mm512_castsi512_si256((__m512i)v[i]), _mm512_extracti64x4_epi64((__m512i)v[i], 1));
+        halves[i] = _mm256_add_epi32(_mm512_castsi512_si256((__m512i)v[i]),
+                                     _mm512_extracti64x4_epi64((__m512i)v[i], 1));
 #else
         halves[i] = (__m256i)v[i];
 #endif

@@ -135,10 +135,10 @@ static RF_INLINE int rf_matmul_q8_32(const uint8_t *weights, int64_t row_bytes, 
                 const int64_t run = n_blocks - b < RF_RUN_BLOCKS ? n_blocks - b : RF_RUN_BLOCKS;
                 const uint8_t *p = weights + r * row_bytes + b * f.block_bytes;
                 const uint8_t *act = acts + first * act_bytes + b * (int64_t)sizeof(ramforge_q8_32);
-                if (first == 0) /* the part of the next tile that corresponds to this run */
-                    rf_prefetch(weights + (r + RF_LANES) * row_bytes + b * RF_LANES * f.block_bytes,
-                                run * RF_LANES * f.block_bytes);
                 for (int64_t i = 0; i < run; i += 2) {
+                    if (first == 0) /* as much of the next tile as is unpacked here */
+                        rf_prefetch(weights + (r + RF_LANES) * row_bytes + (b + i) * RF_LANES * f.block_bytes,
+                                    2 * RF_LANES * f.block_bytes);
                     rf_unpack(p + i * f.block_bytes, row_bytes, rows, i + 1 < run, spare, tile + i / 2, pair, f);
                     if (n == 1) { /* while they are still in registers */
                         const uint8_t *one = act + i * (int64_t)sizeof(ramforge_q8_32);

@@ -55,7 +55,8 @@ static RF_INLINE rf_u32 RF_(row_part)(const uint8_t *p, int i, int h)
 }
 #endif
 
-RF_MATMUL_ROW_Q8_256(rf_q2_k_matmul, RF_(head), RF_(part), RF_(row_head), RF_(row_part), .block_bytes = 84, .width = 4, .strided = 1, .qmax = 3, .min = RF_MIN_FLOAT)
+RF_MATMUL_ROW_Q8_256(rf_q2_k_matmul, RF_(head), RF_(part), RF_(row_head), RF_(row_part),
+                     .block_bytes = 84, .width = 4, .strided = 1, .qmax = 3, .min = RF_MIN_FLOAT)
 
 #else
 

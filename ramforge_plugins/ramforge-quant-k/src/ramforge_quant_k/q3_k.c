@@ -69,7 +69,8 @@ static RF_INLINE rf_u32 RF_(row_part)(const uint8_t *p, int i, int h)
 }
 #endif
 
-RF_MATMUL_ROW_Q8_256(rf_q3_k_matmul, RF_(head), RF_(part), RF_(row_head), RF_(row_part), .block_bytes = 110, .width = 4, .strided = 1, .qmax = 7, .min = RF_MIN_INT)
+RF_MATMUL_ROW_Q8_256(rf_q3_k_matmul, RF_(head), RF_(part), RF_(row_head), RF_(row_part),
+                     .block_bytes = 110, .width = 4, .strided = 1, .qmax = 7, .min = RF_MIN_INT)
 
 #else
 
