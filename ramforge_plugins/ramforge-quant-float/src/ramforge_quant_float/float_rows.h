@@ -174,9 +174,9 @@ static RF_FMA_INLINE void rf_reduce(const rf_f32 *sums, int64_t rows, float *out
     }
 }
 
-/* A single activation, with the weights as they are stored. Memory gives most when it is read in one stream that the
- * processor foresees: row after row, as long as the activation leaves room for that in a first-level cache. Where it
- * is longer, four rows share each part of it, and the next four are asked for. */
+/* A single activation, with the weights as they are stored. Short rows one after the other: memory gives most when it
+ * is read in one stream that the processor foresees. Of long rows, where that was measured to be slower, four share
+ * each part of the activation, and the next four are asked for. */
 static RF_FMA_INLINE void rf_single(const uint8_t *w, int64_t row_bytes, int64_t n_rows, int64_t n_cols,
                                     const uint8_t *act, float *out, rf_load_fn load, int64_t value_bytes)
 {
