@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ramforge_core.allotment import SLOTS
 from ramforge_core.backend import Backend, Batch, Control, Limits, Program, WeightSpec
 from ramforge_core.datasource import DataSource
-from ramforge_core.graph import Attention, Embed, Graph, Linear, Op, Stage, Value, op_weights
+from ramforge_core.graph import Attention, Embed, Graph, Linear, Moe, Op, Stage, Value, op_weights
 from ramforge_core.kv import KVCache, KVLayout, KVType
 from ramforge_core.memory import PAGE, allocate
 from ramforge_core.residency import ROWS, Read
@@ -204,7 +204,12 @@ def assemble(
             if isinstance(op, Attention):
                 changes["layer"] = layers
                 layers += 1
-            ops += _cut(evolve(op, **changes), specs, longest, tokens)
+            op = evolve(op, **changes)
+            if isinstance(op, Moe):  # equal scores: the first ones are chosen, so that no other is needed
+                op = evolve(op, experts=op.chosen)
+                for name in op_weights(op):
+                    specs[name] = evolve(specs[name], shape=(op.chosen, *specs[name].shape[1:]))
+            ops += _cut(op, specs, longest, tokens)
         latest.update({op.out.width: op.out for op in ops})
         out.append(Stage(f"{copy}", tuple(ops), stage.rows))
     return Graph(tuple(out), out[-1].ops[-1].out), specs

@@ -128,6 +128,7 @@ def plan_declared(
         by_row_bytes=by_row,
         read_bytes_per_token=streamed,
         reads_per_pass=0,
+        experts=None,
         load_s=None if disk is None else pinned / disk.bytes_per_s,
         decode=sizes.speed(ram_bytes),
         decode_full=None,

@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 
 from ramforge_core.allotment import Allotment, allot, smallest_free_bytes
 from ramforge_core.calibration import Calibration
+from ramforge_core.experts import ExpertShares
 from ramforge_core.graph import Embed, op_weights
 from ramforge_core.kv import CHUNK_POSITIONS, KVType
 from ramforge_core.memory import PAGE
@@ -28,12 +29,17 @@ SWEEP_POINTS = 14
 
 @frozen
 class StageShare:
-    """The weight bytes of one stage: always in memory, read in every pass, or read by row."""
+    """The weight bytes of one stage: always in memory, read in every pass, or read by row.
+
+    expert_bytes : of experts that are read when they are chosen; so many of them, kept_bytes, may stay in memory.
+    """
 
     name: str
     pinned_bytes: int
     streamed_bytes: int
     by_row_bytes: int = 0
+    expert_bytes: int = 0
+    kept_bytes: int = 0
 
 
 @frozen
@@ -70,7 +76,9 @@ class Plan:
     chunk_tokens : prompt tokens that go through the weights together.
     smallest_ram_bytes : below it this context does not work. all_fits_ram_bytes : from it on nothing is streamed.
     streamed_bytes : weight bytes that every pass reads. read_bytes_per_token : what a decoded token reads, with
-        rounding, gaps and its row of the embedding. by_row_bytes : embedding of which only rows are read.
+        rounding, gaps, its row of the embedding, and the experts that are missing if routers have no favourites.
+    by_row_bytes : embedding of which only rows are read.
+    experts : how those are held that do not fit; None if there are none, or all fit.
     decode, decode_full, prefill : speed early in the context, at its end, and of a full chunk of prompt.
     more : with one GiB more.
     """
@@ -97,6 +105,7 @@ class Plan:
     by_row_bytes: int
     read_bytes_per_token: int
     reads_per_pass: int
+    experts: ExpertShares | None
     load_s: float | None
     decode: Speed | None
     decode_full: Speed | None
@@ -162,6 +171,7 @@ class Plan:
             "by_row_bytes": self.by_row_bytes,
             "read_bytes_per_token": self.read_bytes_per_token,
             "reads_per_pass": self.reads_per_pass,
+            "experts": self.experts and _experts(self.experts),
             "load_s": self.load_s,
             "decode": self.decode and self.decode.to_dict(),
             "decode_at_full_context": self.decode_full and self.decode_full.to_dict(),
@@ -177,6 +187,8 @@ class Plan:
                     "pinned_bytes": s.pinned_bytes,
                     "streamed_bytes": s.streamed_bytes,
                     "by_row_bytes": s.by_row_bytes,
+                    "expert_bytes": s.expert_bytes,
+                    "kept_expert_bytes": s.kept_bytes,
                 }
                 for s in self.stages
             ],
@@ -245,6 +257,7 @@ def plan_of(
         by_row_bytes=by_row,
         read_bytes_per_token=_read_bytes(model, allotment),
         reads_per_pass=len(parts.reads),
+        experts=parts.experts,
         load_s=None if rates.disk is None else parts.pinned_bytes / rates.disk.bytes_per_s,
         decode=decode,
         decode_full=decode_full,
@@ -270,8 +283,28 @@ def _read_bytes(model: Model, allotment: Allotment) -> int:
     parts = allotment.residency
     if parts.embedding is None:
         return parts.read_bytes
-    row = model.weights[parts.embedding].row_bytes
-    return parts.read_bytes + row + PAGE  # rounded outward, a row takes a page more on average
+    row = (
+        model.weights[parts.embedding].row_bytes + PAGE
+    )  # rounded outward, a row takes a page more on average
+    experts = (
+        0
+        if parts.experts is None
+        else parts.experts.expected_bytes(1) + 3 * PAGE * parts.experts.expected_misses(1)
+    )
+    return parts.read_bytes + row + int(experts)
+
+
+def _experts(shares: ExpertShares) -> dict[str, Any]:
+    return {
+        "bytes": shares.expert_bytes,
+        "slot_bytes": shares.slot_bytes,
+        "slots": shares.slots,
+        "kept_by_layer": [layer.kept for layer in shares.layers],
+        "in_a_layer": [layer.op.experts for layer in shares.layers],
+        "used_by_a_token": [layer.op.chosen for layer in shares.layers],
+        "missing_per_token": shares.expected_misses(1),
+        "read_bytes_per_token": int(shares.expected_bytes(1)),
+    }
 
 
 def _largest_context(model: Model, smallest: Callable[[int | None], int], free: int) -> int:
@@ -323,6 +356,10 @@ def _stages(model: Model, allotment: Allotment) -> tuple[StageShare, ...]:
     for piece in parts.streamed:
         s = shares[owner[piece.tensor]]
         shares[s.name] = evolve(s, streamed_bytes=s.streamed_bytes + piece.nbytes)
+    for layer in parts.experts.layers if parts.experts else ():
+        s = shares[owner[layer.op.gate_weight]]
+        whole, kept = layer.op.experts * layer.expert_bytes, layer.kept * layer.expert_bytes
+        shares[s.name] = evolve(s, expert_bytes=whole, kept_bytes=kept)
     if parts.embedding is not None:
         first = model.graph.stages[0].name
         shares[first] = evolve(shares[first], by_row_bytes=model.weights[parts.embedding].nbytes)

@@ -9,6 +9,7 @@ from ramforge_core.planning.plan import Outlook, Plan, StageShare
 from ramforge_core.sizes import format_size
 
 _BAR = 32
+_LEGEND = "layers (# in memory, - read in every pass"
 _CHART = 48
 
 
@@ -18,10 +19,11 @@ def render(plan: Plan) -> str:
         ("", _head(plan)),
         ("memory, with the context full", _memory(plan)),
         ("weights", _weights(plan)),
+        ("experts", _experts(plan)),
         ("speed", _speed(plan)),
         ("other budgets", _budgets(plan)),
         ("measured", _measured(plan)),
-        ("layers (# in memory, - read in every pass)", [_stage(s, _name_width(plan)) for s in plan.stages]),
+        (_LEGEND + (", . when it is chosen)" if plan.experts else ")"), _stages(plan)),
     ]
     return "\n\n".join("\n".join(filter(None, [title, *lines])) for title, lines in sections if lines)
 
@@ -72,6 +74,28 @@ def _weights(plan: Plan) -> list[str]:
         lines.append(f"  {format_size(plan.read_bytes_per_token)} are read per decoded token.")
     else:
         lines.append("  Everything is in memory: nothing is read after loading.")
+    return lines
+
+
+def _experts(plan: Plan) -> list[str]:
+    shares = plan.experts
+    if shares is None:
+        return []
+    kept, used = [a.kept for a in shares.layers], max(a.op.chosen for a in shares.layers)
+    each, few, most = shares.layers[0].op.experts, min(kept), max(kept)
+    lines = [
+        f"  {format_size(shares.expert_bytes)} in all, {format_size(shares.slot_bytes)} each; a token uses {used} "
+        f"of {each} in {len(kept)} layers",
+        f"  each layer keeps {few if few == most else f'{few} to {most}'}, those that were chosen most of late",
+        f"  A token reads {shares.expected_misses(1):.1f} ({format_size(shares.expected_bytes(1))}) "
+        "if the router has no favourites, fewer if it has.",
+    ]
+    if few < used:
+        enough = plan.ram_bytes + sum(max(0, used - n) for n in kept) * shares.slot_bytes
+        lines += [
+            "  That is fewer than a token uses: a cache of what came last would hit nothing, so only",
+            f"  favourites are kept. From {format_size(enough)} on a layer keeps {used}.",
+        ]
     return lines
 
 
@@ -131,18 +155,27 @@ def _measured(plan: Plan) -> list[str]:
     return lines
 
 
+def _stages(plan: Plan) -> list[str]:
+    width = _name_width(plan)
+    return [_stage(share, width) for share in plan.stages]
+
+
 def _stage(share: StageShare, width: int) -> str:
-    total = share.pinned_bytes + share.streamed_bytes
+    total = share.pinned_bytes + share.streamed_bytes + share.expert_bytes
     if not total:
         bar = f"{'(rows are read as needed)' if share.by_row_bytes else '':<{_BAR}}"
         return f"  {_safe(share.name):<{width}} [{bar}] {format_size(share.by_row_bytes):>10}"
-    pinned = round(_BAR * share.pinned_bytes / total)
-    if share.streamed_bytes:
+    here, chosen = share.pinned_bytes + share.kept_bytes, share.expert_bytes - share.kept_bytes
+    pinned, passing = round(_BAR * here / total), round(_BAR * chosen / total)
+    if share.streamed_bytes or chosen:
         pinned = min(pinned, _BAR - 1)
-    sizes = f"{format_size(share.pinned_bytes):>10} in memory"
+    bar = "#" * pinned + "-" * (_BAR - pinned - passing) + "." * passing
+    sizes = f"{format_size(here):>10} in memory"
     if share.streamed_bytes:
         sizes += f"{format_size(share.streamed_bytes):>10} read"
-    return f"  {_safe(share.name):<{width}} [{'#' * pinned + '-' * (_BAR - pinned)}] {sizes}"
+    if chosen:
+        sizes += f"{format_size(chosen):>10} when chosen"
+    return f"  {_safe(share.name):<{width}} [{bar[:_BAR]}] {sizes}"
 
 
 def _name_width(plan: Plan) -> int:

@@ -101,9 +101,12 @@ def _sigmoid(x: F64) -> F64:
 
 
 def _act(gate: F64, up: F64, act: str) -> F64:
+    out: F64
     if act == "silu":
-        return gate * _sigmoid(gate) * up
-    if act == "gelu":
-        return 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
-    low: F64 = np.minimum(gate, 7)
-    return (np.clip(up, -7, 7) + 1) * low * _sigmoid(1.702 * low)
+        out = gate * _sigmoid(gate) * up
+    elif act == "gelu":
+        out = 0.5 * gate * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up
+    else:
+        low = np.minimum(gate, 7)
+        out = (np.clip(up, -7, 7) + 1) * low * _sigmoid(1.702 * low)
+    return out
