@@ -171,6 +171,16 @@ def test_j15_the_slower_of_disk_and_processor_binds(plan):
     assert bound.tokens_per_s == pytest.approx(1 / (0.01 + disk_bound.reads_per_pass * 1e-4), rel=0.05)
 
 
+def test_j15_short_reads_and_slots_that_are_computed_with_cost_time(plan):
+    p = plan(62 * M)
+    reads, slots = p.reads_per_pass, p.allotment.slots
+    costly = attrs.evolve(DISK, short_s=0.01, read_cpu_s=0.001)
+    slower = plan(62 * M, rates=Calibration(costly, COMPUTE)).decode
+    assert p.decode.disk_s < slower.disk_s <= p.decode.disk_s + reads * 0.01
+    assert slower.compute_s == pytest.approx(p.decode.compute_s + reads * 0.001)
+    assert slower.pass_s == pytest.approx(costly.latency_s + slower.disk_s + slower.compute_s / slots)
+
+
 def test_j15_in_memory_the_processor_alone_counts_and_a_full_context_is_slower(plan):
     p = plan(200 * M)
     assert p.decode.binds == "processor"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ramforge_core.calibration import CalibrationStore, ComputeRate, DiskRate, measure_disk
-from ramforge_core.calibration.disk import LEAST_BYTES, WINDOW_BYTES, device_key
+from ramforge_core.calibration.disk import LEAST_BYTES, SHORT_BYTES, WINDOW_BYTES, device_key
 from ramforge_core.datasource import DataSource
 from ramforge_core.errors import GGUFError
 from ramforge_core.system import process_memory
@@ -62,13 +62,27 @@ def test_the_rate_is_that_of_reads_in_flight_at_once():
     assert disk.most == 4
 
 
+def test_short_reads_cost_more_than_their_bytes():
+    class Slow(Disk):
+        def read_window(self, read, out):
+            time.sleep(0.004)
+            super().read_window(read, out)
+
+    found = measure_disk(Slow(4e9), [300 * M])
+    whole_s = 0.001 + WINDOW_BYTES / 4e9  # four reads share each wait
+    assert found.read_s(WINDOW_BYTES) == pytest.approx(whole_s, rel=0.3)
+    assert found.read_s(SHORT_BYTES) == pytest.approx(0.001 + SHORT_BYTES / 4e9, rel=0.3)
+    assert found.read_s(SHORT_BYTES) < found.read_s(M) < found.read_s(WINDOW_BYTES)
+    assert 0 < found.read_cpu_s < 0.001
+
+
 def test_windows_are_spread_over_every_file_and_no_byte_is_read_twice():
     disk = Disk()
-    measure_disk(disk, [200 * M, 100 * M], least_s=0)
+    measure_disk(disk, [200 * M, 100 * M], least_s=0.001)
     windows = disk.windows()
     assert max(Counter(windows).values()) == 1
-    assert {n for _, _, n in windows} == {WINDOW_BYTES}
-    assert sum(n for *_, n in windows) == LEAST_BYTES
+    assert {n for _, _, n in windows} == {WINDOW_BYTES, SHORT_BYTES}
+    assert sum(n for *_, n in windows) >= LEAST_BYTES
     # a window of every 40 MiB: no warm corner decides
     places = sorted((file * 200 * M + offset) // M for file, offset, _ in windows)
     assert all(b - a <= 40 for a, b in zip([0, *places], [*places, 300], strict=False))
@@ -173,6 +187,8 @@ def test_a_damaged_file_is_as_good_as_none_and_is_replaced(store, content):
         ("bytes_per_s", None),
         ("method", "guessed"),
         ("latency_s", -1),
+        ("short_s", -1),
+        ("read_cpu_s", -1),
         ("date", 3),
         ("unknown", 1),
     ],

@@ -21,12 +21,14 @@ from ramforge_core.stream import READERS
 from ramforge_core.system import process_memory
 
 WINDOW_BYTES = 2 << 20
+SHORT_BYTES = 512 << 10
+"""Reads of a stream that has memory, and of one that has little: each costs the same beside its bytes."""
 LEAST_BYTES = 64 << 20
 MOST_BYTES = 1 << 30
 LEAST_S = 0.25
 _PARTS = 8
-_RUN = 4
-"""A round reads this many consecutive windows in each of so many parts of the model: 64 MiB."""
+_RUN = 2
+"""A round reads this many consecutive windows in each of so many parts of the model: 32 MiB."""
 _ROWS = 16
 """Small reads, one after the other, for the latency."""
 
@@ -47,6 +49,8 @@ class DiskRate:
     method : ``direct``, or ``buffered`` where the file system refuses direct reads; then the ranges were dropped
         from the page cache before. cached : they came from memory all the same (a file system in memory, or pages
         that could not be dropped), so that this is not the rate of a disk.
+    short_s : seconds that a read of `SHORT_BYTES` takes beyond its share of the rate, which is that of `WINDOW_BYTES`.
+    read_cpu_s : processor time that one read takes from those who compute.
     """
 
     bytes_per_s: float
@@ -55,6 +59,13 @@ class DiskRate:
     measured_bytes: int
     date: str
     cached: bool = False
+    short_s: float = 0.0
+    read_cpu_s: float = 0.0
+
+    def read_s(self, n_bytes: int) -> float:
+        """Seconds by which one read of so many bytes makes a stream longer."""
+        shortness = (WINDOW_BYTES - n_bytes) / (WINDOW_BYTES - SHORT_BYTES)
+        return n_bytes / self.bytes_per_s + min(max(shortness, 0.0), 1.0) * self.short_s
 
     @property
     def lasting(self) -> bool:
@@ -70,6 +81,8 @@ class DiskRate:
         found = cls(**facts)
         if not (0 < found.bytes_per_s < 1e15 and 0 <= found.latency_s < 1e3 and found.measured_bytes > 0):
             raise ValueError("a rate must be above 0")
+        if not (0 <= found.short_s < 1e3 and 0 <= found.read_cpu_s < 1e3):
+            raise ValueError("a read must take time")
         if found.method not in ("direct", "buffered") or not isinstance(found.date, str):
             raise ValueError("no such method or date")
         return found
@@ -99,7 +112,7 @@ def measure_disk(
     whole = allocate(READERS * window)
     memory = [whole[i * window : (i + 1) * window] for i in range(READERS)]
     before = process_memory().read_bytes
-    rate, nbytes = _stream(source, _windows(file_bytes, window), memory, least_s)
+    rate, nbytes, short_s, read_cpu_s = _stream(source, _windows(file_bytes, window), memory, least_s)
     after = process_memory().read_bytes
     cached = (
         not source.is_direct and before is not None and after is not None and 2 * (after - before) < nbytes
@@ -111,6 +124,8 @@ def measure_disk(
         measured_bytes=nbytes,
         date=now(),
         cached=cached,
+        short_s=short_s,
+        read_cpu_s=read_cpu_s,
     )
 
 
@@ -137,27 +152,46 @@ def _windows(file_bytes: Sequence[int], window: int) -> Iterator[list[Read]]:
 
 def _stream(
     source: WindowSource, rounds: Iterator[list[Read]], memory: Sequence[NDArray[np.uint8]], least_s: float
-) -> tuple[float, int]:
-    """Rate in bytes per second and bytes of as many rounds as it takes.
+) -> tuple[float, int, float, float]:
+    """Rate in bytes per second, bytes of as many rounds as it takes, and `DiskRate`'s ``short_s`` and ``read_cpu_s``.
 
-    The rate is the median of the rounds': a stream that lasts meets the slow moments of a disk too.
+    Every other round is of short reads. Medians of the rounds: a stream that lasts meets slow moments of a disk too.
     """
     seconds, nbytes = 0.0, 0
     rates: list[float] = []
-    for reads in rounds:
+    short: list[tuple[float, float]] = []  # wall-clock and processor time of a read
+    for number, reads in enumerate(rounds):
+        is_short = number % 2 == 1 and len(memory[0]) == WINDOW_BYTES
+        reads = [part for read in reads for part in _cut(read)] if is_short else reads
         if not source.is_direct:
             for read in reads:
                 source.forget(read)
-        began = time.perf_counter()
+        began, began_cpu = time.perf_counter(), time.process_time()
         _read_all(source, reads, memory)
-        took = max(time.perf_counter() - began, 1e-9)
+        took, cpu = max(time.perf_counter() - began, 1e-9), time.process_time() - began_cpu
         size = sum(read.nbytes for read in reads)
-        if not rates or size >= LEAST_BYTES // 2:  # the last round may be short
+        if is_short:
+            short.append((took / len(reads), cpu / len(reads)))
+        elif not rates or size >= LEAST_BYTES // 4:  # the last round may be short
             rates.append(size / took)
         seconds, nbytes = seconds + took, nbytes + size
         if (seconds >= least_s and nbytes >= LEAST_BYTES) or nbytes >= MOST_BYTES or seconds > 8 * least_s:
             break
-    return median(rates), nbytes
+    rate = median(rates)
+    if not short:
+        return rate, nbytes, 0.0, 0.0
+    wall_s, cpu_s = (median(times) for times in zip(*short, strict=True))
+    return rate, nbytes, max(0.0, wall_s - SHORT_BYTES / rate), cpu_s
+
+
+def _cut(read: Read) -> list[Read]:
+    """The same bytes in reads of at most `SHORT_BYTES`."""
+    sizes = [min(SHORT_BYTES, read.nbytes - at) for at in range(0, read.nbytes, SHORT_BYTES)]
+    end = read.pieces[0][2]  # of the file, which may be inside the last page
+    return [
+        Read(read.file, read.offset + at, n, (("", 0, min(n, end - at)),), 0)
+        for at, n in zip(range(0, read.nbytes, SHORT_BYTES), sizes, strict=True)
+    ]
 
 
 def _read_all(source: WindowSource, reads: Sequence[Read], memory: Sequence[NDArray[np.uint8]]) -> None:

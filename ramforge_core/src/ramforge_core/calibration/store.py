@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ramforge_core.pull import cache_dir
 
-VERSION = 1
+VERSION = 2
 """Raised when a measurement is made or used in another way: older ones are then forgotten."""
 
 Rate = TypeVar("Rate")
