@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
 
+from ramforge_core.allotment import _SAMPLING_BYTES_PER_TOKEN
 from ramforge_core.errors import NonFiniteError, ParameterError
 from ramforge_core.sampling import Sampler, SamplingParameters, candidates, penalize
 
@@ -131,3 +133,15 @@ def test_g09_non_finite_logits_are_an_error(at, value):
     logits[at] = value
     with pytest.raises(NonFiniteError, match=f"token {at}"):
         Sampler(SamplingParameters(temperature=0))(logits, ())
+
+
+@pytest.mark.parametrize("top_p", [0.95, 1.0])
+def test_e11_a_draw_from_the_whole_vocabulary_takes_no_more_than_budgets_leave_for_it(top_p):
+    logits = np.random.default_rng(0).standard_normal(50_000).astype(np.float32)
+    sampler = Sampler(SamplingParameters(temperature=1, top_k=0, top_p=top_p, min_p=0, repeat_penalty=1.1))
+    sampler(logits, [1, 2, 3])
+    tracemalloc.start()
+    sampler(logits, [1, 2, 3])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak <= (_SAMPLING_BYTES_PER_TOKEN + 0.5) * len(logits)

@@ -44,7 +44,7 @@ _SHARE = 8
 """Context (where it is free to choose), pass workspace and ring each get at most one part in so many."""
 
 _HEAP_BYTES = 6 << 20
-_SAMPLING_BYTES_PER_TOKEN = 24
+_SAMPLING_BYTES_PER_TOKEN = 48
 """What Python's own heap may still grow by, and what drawing a token takes for each entry of the vocabulary."""
 
 _PIECE_BYTES = 2 << 10

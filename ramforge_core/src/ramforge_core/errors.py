@@ -176,11 +176,13 @@ class BudgetTooSmallError(BudgetExceededError):
     def __str__(self) -> str:
         from ramforge_core.sizes import format_size
 
+        # Half a MiB more: no two processes start with the same size, and what is named must work in the next one.
+        named = -(-(self.minimum + (1 << 19)) // (1 << 20))
         return (
             f"a memory budget of {format_size(self.limit)} is too small: this model with a context of {self.context} "
             f"tokens needs at least {format_size(self.minimum)}, of which the process itself takes "
             f"{format_size(self.used)}; "
-            f"give --ram {-(-self.minimum // 2**20)}M or more"
+            f"give --ram {named}M or more"
         )
 
 
