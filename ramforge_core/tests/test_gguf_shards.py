@@ -339,6 +339,16 @@ def test_A20_a_cut_file_with_an_innocent_name_is_not_called_a_piece(tmp_path):
             open_gguf(tmp_path / name)
 
 
+@pytest.mark.parametrize("name", ["m-00000-of-00000.gguf", "m-00003-of-00002.gguf", "m-00001-of-99999.gguf"])
+def test_a_name_that_no_shard_can_have_says_nothing(tmp_path, name):
+    """Found by fuzzing: of zero shards none was missing, and then the first one was looked for."""
+    path = write_gguf(tmp_path / name, {"general.architecture": "llama"})
+    assert open_gguf(path).files == (path,)
+    path.write_bytes(b"no model")
+    with pytest.raises(GGUFError, match="not a GGUF file"):
+        open_gguf(path)
+
+
 def test_read_header_reads_one_file_only(tmp_path):
     paths = write_shards(tmp_path / "m", 2)
     header = read_header(paths[1])

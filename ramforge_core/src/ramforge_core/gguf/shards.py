@@ -13,7 +13,8 @@ from attrs import define, field, frozen
 from ramforge_core.errors import GGUFError, MetadataError, ModelNotFoundError, TensorError
 from ramforge_core.gguf.reader import Header, read_header
 
-MAX_SHARDS = 99999
+MAX_SHARDS = 9999
+"""Far beyond any model. A name may say up to 99999, but each is looked for, and that takes a second."""
 _SHOWN = 5
 """So many names or problems stand in a message, and how many more there are."""
 _SHARD_NAME = re.compile(
@@ -65,7 +66,7 @@ def find_model(path: Path, *, allow_incomplete: bool) -> Found:
     """
     if path.is_dir():
         path = _model_in_folder(path)
-    named = _SHARD_NAME.match(path.name)
+    named = _shard_name(path.name)
     given: Header | None = None
     try:
         given = read_header(path, allow_incomplete=allow_incomplete)
@@ -79,6 +80,12 @@ def find_model(path: Path, *, allow_incomplete: bool) -> Found:
         if named is None:
             return _gather(path, given, _files_by_header(path, split), allow_incomplete=allow_incomplete)
     return _gather(path, given, _files_by_name(path, named), allow_incomplete=allow_incomplete)
+
+
+def _shard_name(name: str) -> re.Match[str] | None:
+    """The parts of a shard's name; None for any other, also for one that no shard has (3 of 2, 0 of 0, 1 of 99999)."""
+    named = _SHARD_NAME.match(name)
+    return named if named and 1 <= int(named["number"]) <= int(named["count"]) <= MAX_SHARDS else None
 
 
 def _shard_names(named: re.Match[str]) -> list[str]:
@@ -97,7 +104,7 @@ def _files_by_name(path: Path, named: re.Match[str]) -> list[Path]:
 def _beside_target(path: Path, count: int) -> list[Path | None]:
     """The shards beside the file that a link leads to, by that file's name; None for those that are not there."""
     target = Path(os.path.realpath(path))
-    named = _SHARD_NAME.match(target.name)
+    named = _shard_name(target.name)
     if not path.is_symlink() or named is None or int(named["count"]) != count:
         return [None] * count
     files = [target.with_name(name) for name in _shard_names(named)]
@@ -113,7 +120,7 @@ def _model_in_folder(folder: Path) -> Path:
         raise ModelNotFoundError(f"the folder {folder} holds no .gguf file")
     models: dict[tuple[str, str], Path] = {}
     for file in files:
-        match = _SHARD_NAME.match(file.name)
+        match = _shard_name(file.name)
         models.setdefault((match["stem"], match["count"]) if match else (file.name, ""), file)
     if len(models) > 1 and not _one_split_model(files):
         names = ", ".join(file.name for file in models.values())
