@@ -53,6 +53,7 @@ _NAMES = {
     Preset(lib.RF_SPLIT_FALCON): "falcon",
     Preset(lib.RF_SPLIT_DEEPSEEK_LLM): "deepseek-llm",
     Preset(lib.RF_SPLIT_DEEPSEEK_CODER): "deepseek-coder",
+    Preset(lib.RF_SPLIT_GPT4O): "gpt-4o llama4",
 }
 PRESETS = {name: preset for preset, names in _NAMES.items() for name in names.split()}
 

@@ -1,7 +1,7 @@
 /* split.c: cutting text into words before byte-pair merging, as each kind of vocabulary was trained with.
  *
  * A kind is a list of rules. A rule looks at every piece that the rules before it left, and cuts it further. Most rules
- * isolate runs of a class of characters; two follow a whole pattern (GPT-2's and Llama 3's). All go through a piece from
+ * isolate runs of a class of characters; three follow a whole pattern (GPT-2's, Llama 3's and GPT-4o's). All go through a piece from
  * left to right once: linear time, constant stack.
  *
  * Patterns: the files tokenizer.json of the models, and llama.cpp (src/llama-vocab.cpp, src/unicode.cpp, MIT), which
@@ -27,7 +27,7 @@ typedef struct {
 
 /* ---- rules -------------------------------------------------------------------------------------------------- */
 
-typedef enum { END, ISOLATE, TRAILING_SPACE, LIKE_GPT2, LIKE_LLAMA3 } rule_kind;
+typedef enum { END, ISOLATE, TRAILING_SPACE, LIKE_GPT2, LIKE_LLAMA3, LIKE_GPT4O } rule_kind;
 
 typedef struct {
     rule_kind kind;
@@ -90,6 +90,7 @@ static const rule RULES[RF_N_SPLITS][MAX_RULES] = {
                                  {ISOLATE, PUNCTUATION, NULL, 0, 0, 1},
                                  {ISOLATE, 0, RANGES(DEEPSEEK_CJK), 0, 0},
                                  {ISOLATE, NUMBER, NULL, 0, 1, 0}},
+    [RF_SPLIT_GPT4O] = {{LIKE_GPT4O, 0, NULL, 0, 3, 0}},
 };
 
 /* ---- classes ------------------------------------------------------------------------------------------------ */
@@ -272,6 +273,56 @@ static void like_llama3(const text_view *t, const rule *r, int64_t begin, int64_
     }
 }
 
+static int is_upper(uint32_t point)
+{
+    return point >= 'A' && point <= 'Z';
+}
+
+/* End of a word whose letters begin at i: A*B+ or else A+, A being letters but a-z, B letters but A-Z, so that a word
+ * ends before a capital that follows a small letter. Letters outside ASCII are both. */
+static int64_t cased_word(const text_view *t, int64_t i, int64_t end)
+{
+    int64_t letters = run(t, i, end, LETTER, 0), small = i;
+    while (small < letters && !(t->points[small] >= 'a' && t->points[small] <= 'z'))
+        small++;
+    if (small == letters) { /* none: B+ is what the last letter outside ASCII begins */
+        while (small > i && is_upper(t->points[small - 1]))
+            small--;
+        if (small == i)
+            return letters;
+    }
+    while (small < letters && !is_upper(t->points[small]))
+        small++;
+    return small;
+}
+
+/* [^\r\n\p{L}\p{N}]?(A*B+|A+B*)(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,width}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|
+ * \s+(?!\S)|\s+ */
+static void like_gpt4o(const text_view *t, const rule *r, int64_t begin, int64_t end)
+{
+    for (int64_t i = begin; i < end; t->starts[i] = 1) {
+        int class = t->classes[i];
+        int lead = !(class & (LETTER | NUMBER)) && !newline(t->points[i]); /* may stand before a word */
+        if ((class & LETTER) || (lead && i + 1 < end && (t->classes[i + 1] & LETTER))) {
+            i = cased_word(t, i + !(class & LETTER), end);
+            i += i < end ? contraction(t, i, end, 1) : 0;
+            continue;
+        }
+        if (class & NUMBER) {
+            i = run(t, i, i + r->width < end ? i + r->width : end, NUMBER, 0);
+            continue;
+        }
+        int64_t first = i + (t->points[i] == ' ' && i + 1 < end);
+        if (t->classes[first] & (SPACE | LETTER | NUMBER)) {
+            i = blanks_and_newlines(t, i, end);
+            continue;
+        }
+        i = run(t, first, end, SPACE | LETTER | NUMBER, 1);
+        while (i < end && (newline(t->points[i]) || t->points[i] == '/'))
+            i++;
+    }
+}
+
 static void apply(const text_view *t, const rule *r, int64_t n)
 {
     for (int64_t begin = 0, end; begin < n; begin = end) {
@@ -290,6 +341,9 @@ static void apply(const text_view *t, const rule *r, int64_t n)
             break;
         case LIKE_LLAMA3:
             like_llama3(t, r, begin, end);
+            break;
+        case LIKE_GPT4O:
+            like_gpt4o(t, r, begin, end);
             break;
         case END:
             break;
