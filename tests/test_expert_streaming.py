@@ -11,10 +11,12 @@ from engines import REGISTRY, Engines, answer, weight_bytes
 from synthetic import TINY, write_model
 
 from ramforge_core.allotment import allot
+from ramforge_core.calibration import Calibration, ComputeRate, DiskRate
 from ramforge_core.engine import trial_workspace
 from ramforge_core.errors import BudgetTooSmallError, GGUFError, Interrupted
 from ramforge_core.gguf import open_gguf
 from ramforge_core.model import read_model
+from ramforge_core.planning import plan_of
 
 PROMPT = [1, 300, 77, 5, 260, 9, 411, 300, 12, 500, 3]
 FEW = evolve(TINY, experts=8, feed_forward=512)
@@ -174,3 +176,48 @@ def test_a_pass_that_waits_for_experts_can_be_stopped(engines, models):
         stopper.join()
     engines.source.before_window = None
     assert answer(engine, PROMPT)[0] == ids
+
+
+DATE = "2026-01-01T00:00:00+00:00"
+RATES = Calibration(
+    DiskRate(100e6, 1e-4, "direct", 64 << 20, DATE), ComputeRate(0.01, 127, 1e-6, 0.1, 64, 1e-4, DATE)
+)
+
+
+def plan_for(engine, path, ram):
+    workspace = trial_workspace(engine.model, REGISTRY.backend("cpu"), context=None, kv_type="f16", threads=1)
+    return plan_of(
+        engine.model,
+        engine.allotment,
+        lambda context: workspace,
+        RATES,
+        ram_bytes=ram,
+        process_bytes=0,
+        context=None,
+        kv_type="f16",
+        facts={},
+    )
+
+
+def test_the_plan_says_what_a_token_reads_if_the_router_has_no_favourites(engines, models):
+    engine = with_experts(engines, models["many"], 0.4)
+    plan = plan_for(engine, models["many"], engine.budget.limit)
+    shares = engine.allotment.residency.experts
+    missing = sum(8 * (1 - layer.kept / 64) for layer in shares.layers)
+    assert plan.to_dict()["experts"]["missing_per_token"] == pytest.approx(missing)
+    assert plan.read_bytes_per_token == pytest.approx(missing * shares.layers[0].expert_bytes, rel=0.2)
+    reading = missing * shares.layers[0].expert_bytes / 100e6
+    assert plan.decode.pass_s == pytest.approx(reading + 0.01, rel=0.1), "nothing is computed beside it"
+    assert plan.prefill.pass_s < plan.prefill.disk_s + plan.prefill.compute_s
+    assert "if the router has no favourites" in plan.render()
+    assert "fewer than a token uses" not in plan.render()
+
+
+def test_the_plan_warns_where_a_layer_keeps_less_than_a_token_uses(engines, models):
+    engine = with_experts(engines, models["many"], 0.08)
+    plan = plan_for(engine, models["many"], engine.budget.limit)
+    kept = plan.to_dict()["experts"]["kept_by_layer"]
+    assert min(kept) < 8
+    text = plan.render()
+    assert "fewer than a token uses" in text
+    assert plan.sweep()[-1].read_bytes_per_token == 0

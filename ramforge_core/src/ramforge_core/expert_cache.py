@@ -24,7 +24,7 @@ from ramforge_core.memory import PAGE, allocate
 from ramforge_core.residency import Read
 from ramforge_core.stream import Stream
 
-HALF_LIFE = 64
+HALF_LIFE = 32
 """Tokens after which having been chosen counts half."""
 
 READERS = 8
