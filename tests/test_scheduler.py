@@ -7,8 +7,9 @@ import time
 
 import numpy as np
 import pytest
+from attrs import evolve
 from engines import Engines
-from synthetic import TINY, write_model
+from synthetic import SMALL, TINY, write_model
 
 from ramforge_core.answer import Answer
 from ramforge_core.errors import ContextFullError, Interrupted, NonFiniteError, QueueFullError
@@ -83,6 +84,13 @@ def model(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("scheduler") / "tiny.gguf", TINY)
 
 
+@pytest.fixture(scope="module")
+def medium(tmp_path_factory):
+    """Large enough that half of it in memory leaves room for passes over several sequences."""
+    sizes = evolve(SMALL, layers=4, vocab=1030)
+    return write_model(tmp_path_factory.mktemp("scheduler") / "medium.gguf", sizes)
+
+
 def alone(engines, model, prompt, n=12, **options):
     engine = engines(model)
     scheduler = Scheduler(engine)
@@ -93,16 +101,20 @@ def alone(engines, model, prompt, n=12, **options):
     return ids
 
 
-@pytest.mark.parametrize("share", [None, 0.3])
-def test_g07_answers_are_the_same_as_alone(engines, schedulers, model, share):
-    engine = engines(model, sequences=4) if share is None else engines.streaming(model, share, context=512)
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_g07_answers_are_the_same_as_alone(engines, schedulers, medium, share):
+    engine = (
+        engines(medium, sequences=4)
+        if share is None
+        else engines.streaming(medium, share, context=512, sequences=4)
+    )
     scheduler = schedulers(engine, sequences=4)
     clients = [Client(engine, p, temperature=0.9, seed=i) for i, p in enumerate(PROMPTS)]
     for client in clients:
         scheduler.submit(client.request)
     together = [client.ids() for client in clients]
     for i, prompt in enumerate(PROMPTS):
-        assert together[i] == alone(engines, model, prompt, temperature=0.9, seed=i)
+        assert together[i] == alone(engines, medium, prompt, temperature=0.9, seed=i)
 
 
 def test_requests_share_passes(engines, schedulers, model):
@@ -145,9 +157,9 @@ def test_g07_a_running_sequence_lends_its_start(engines, schedulers, model):
     assert second.request.reused_tokens == 100
 
 
-def test_who_finds_no_memory_gives_way_and_draws_the_same(engines, schedulers, model):
+def test_who_finds_no_memory_gives_way_and_draws_the_same(engines, schedulers, medium):
     """The cache of one context serves three answers that need more than it together."""
-    engine = engines.streaming(model, 0.1, context=512)
+    engine = engines.streaming(medium, 0.5, context=512, sequences=3)
     chunk = engine.allotment.kv_layout.chunk_bytes
     assert engine.budget.free < 6 * chunk
     scheduler = schedulers(engine, sequences=3)
@@ -156,7 +168,7 @@ def test_who_finds_no_memory_gives_way_and_draws_the_same(engines, schedulers, m
     for client in clients:
         scheduler.submit(client.request)
     together = [client.ids() for client in clients]
-    assert together == [alone(engines, model, p, 20) for p in prompts]
+    assert together == [alone(engines, medium, p, 20) for p in prompts]
     assert engine.budget.peak <= engine.budget.limit
 
 
@@ -306,8 +318,8 @@ def test_draining_lets_answers_end(engines, schedulers, model):
         scheduler.submit(clients[0].request)
 
 
-def test_many_rounds_hold_no_more_memory(engines, schedulers, model):
-    engine = engines.streaming(model, 0.3, context=256)
+def test_many_rounds_hold_no_more_memory(engines, schedulers, medium):
+    engine = engines.streaming(medium, 0.5, context=256, sequences=4)
     scheduler = schedulers(engine, sequences=4)
     for i in range(8):
         clients = [Client(engine, [(i * 13 + j * 5) % 500 + 3] * (10 + 3 * j), 4) for j in range(4)]
@@ -317,3 +329,112 @@ def test_many_rounds_hold_no_more_memory(engines, schedulers, model):
             assert len(client.ids()) == 4
     assert scheduler.load.kept <= 4
     assert engine.budget.peak <= engine.budget.limit
+
+
+def test_beginnings_that_chats_share_are_kept_for_all_of_them(engines, schedulers, model):
+    engine = engines(model)
+    scheduler = schedulers(engine)
+    common = PROMPTS[3][:60]
+    chats = [[*common, *([i + 7] * 50)] for i in range(3)]
+    for chat in chats:
+        first = Client(engine, chat, 5)
+        scheduler.submit(first.request)
+        chat += first.ids()
+    for chat in chats:
+        second = Client(engine, [*chat, 9, 10], 5)
+        scheduler.submit(second.request)
+        assert second.ids() == alone(engines, model, [*chat, 9, 10], 5)
+        assert second.request.reused_tokens == len(chat) - 1
+
+
+def test_nobody_waits_long_for_a_longer_prompt_nor_for_ever_for_shorter_ones(engines, schedulers, model):
+    engine = engines(model, sequences=4)
+    scheduler = schedulers(engine, sequences=4)
+    long = Client(engine, [(7 * i) % 500 + 3 for i in range(3000)], 1)
+    scheduler.submit(long.request)
+    long.events.get(timeout=60)
+    passes = []
+    for i in range(6):
+        short = Client(engine, [i + 5] * 300, 1)
+        before = scheduler.load.passes
+        scheduler.submit(short.request)
+        short.ids()
+        passes.append(scheduler.load.passes - before)
+    long.ids()
+    assert max(passes) <= 4, "a pass that ran already, one for the long prompt, and its own"
+    assert scheduler.load.passes <= 6 + 6 + 2
+
+
+def test_constraint_and_seed_survive_giving_way(engines, schedulers, medium, monkeypatch):
+    """Whoever finds no memory starts anew: with the tokens that it drew, the random numbers and the grammar."""
+    engine = engines.streaming(medium, 0.5, context=512, sequences=3)
+    scheduler = schedulers(engine, sequences=3)
+    odd = [Odd() for _ in range(3)]
+    clients = [
+        Client(engine, [i + 3] * 250, 20, temperature=1.1, seed=i, constraint=odd[i]) for i in range(3)
+    ]
+    put_back, original = [], Scheduler._put_back
+    monkeypatch.setattr(
+        Scheduler, "_put_back", lambda s, active: (put_back.append(active), original(s, active))
+    )
+    for client in clients:
+        scheduler.submit(client.request)
+    together = [client.ids() for client in clients]
+    assert put_back
+    for i in range(3):
+        expected = alone(engines, medium, [i + 3] * 250, 20, temperature=1.1, seed=i, constraint=Odd())
+        assert together[i] == expected == odd[i].taken
+
+
+def test_a_read_that_fails_ends_those_that_run_and_nobody_else(engines, schedulers, medium):
+    engine = engines.streaming(medium, 0.5, context=256, sequences=2)
+    scheduler = schedulers(engine, sequences=2)
+    engines.source.before_window = staticmethod(lambda read: time.sleep(0.005))
+    clients = [Client(engine, p, 150) for p in PROMPTS[:2]]
+    for client in clients:
+        scheduler.submit(client.request)
+    clients[0].events.get(timeout=60)
+
+    def fail(read):
+        raise OSError(5, "Input/output error")
+
+    engines.source.before_window = staticmethod(fail)
+    for client in clients:
+        assert client.wait()[-1].error is not None
+    engines.source.before_window = None
+    later = Client(engine, PROMPTS[0], 10)
+    scheduler.submit(later.request)
+    assert later.ids() == alone(engines, medium, PROMPTS[0], 10)
+
+
+def test_a_pass_that_fails_in_admission_fails_its_request_only(engines, schedulers, model, monkeypatch):
+    engine = engines(model, sequences=2)
+    scheduler = schedulers(engine, sequences=2)
+
+    def broken(self, active):
+        raise MemoryError("no")
+
+    monkeypatch.setattr(Scheduler, "_sequence_for", broken)
+    client = Client(engine, PROMPTS[0])
+    scheduler.submit(client.request)
+    assert isinstance(client.wait()[-1].error, MemoryError)
+    monkeypatch.undo()
+    later = Client(engine, PROMPTS[0])
+    scheduler.submit(later.request)
+    assert later.ids()
+
+
+def test_a_cancelled_answer_stops_its_streamed_pass(engines, schedulers, model):
+    """h09: not at its end, which may be seconds away."""
+    engine = engines.streaming(model, 0.3, context=256)
+    scheduler = schedulers(engine)
+    engines.source.before_window = staticmethod(lambda read: time.sleep(0.1))
+    client = Client(engine, PROMPTS[2])
+    scheduler.submit(client.request)
+    while not engine.reads.reads:
+        time.sleep(0.01)
+    began = time.monotonic()
+    scheduler.cancel(client.request)
+    client.wait()
+    assert time.monotonic() - began < 0.1 * len(engine.allotment.residency.reads) / 2
+    assert not client.request.answer.ids

@@ -205,16 +205,17 @@ class Scheduler:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self.engine.interrupt()
-        self._thread.join()
+        while self._thread.is_alive():  # it may be about to begin a pass
+            self.engine.interrupt()
+            self._thread.join(0.1)
 
     # -- all from here on runs on the scheduler's own thread ----------------------------------------------------------
 
     def _work(self) -> None:
         while self._wait():
             self._drop_cancelled()
-            self._admit()
             try:
+                self._admit()
                 self._pass()
             except Interrupted:  # nothing of that pass counts: those who still want it run it again
                 continue
@@ -251,50 +252,57 @@ class Scheduler:
             request.listener(Ended())
 
     def _admit(self) -> None:
-        while self._waiting and len(self._active) < self.sequences and not self._crowded:
+        allotted = self.engine.allotment
+        most = min(
+            self.sequences, allotted.max_tokens, allotted.max_wanted
+        )  # so that each has its token of a pass
+        while self._waiting and len(self._active) < most and not self._crowded:
             request = self._waiting[0]
-            active = _Active(request, self._sequence_for(request._ids), time.perf_counter())
-            request.reused_tokens = len(active.sequence.ids)
+            active = _Active(request, KeptSequence(self.engine.cache()), time.perf_counter())
             with self._changed:
                 self._waiting.popleft()
                 self._active.append(active)
+            active.sequence = self._sequence_for(active)
+            if not request.answer.ids:  # and not one that gave way
+                request.reused_tokens = len(active.sequence.ids)
             if request.answer.finish_reason is not None:  # no token was asked for
                 self._end(active, None)
 
-    def _sequence_for(self, ids: Sequence[int]) -> KeptSequence:
-        """The kept sequence that begins most alike, cut to that; or a new one, with the start of a running one."""
-        kept = max(self._kept, key=lambda s: s.common(ids), default=None)
-        running = max((a.sequence for a in self._active), key=lambda s: s.common(ids), default=None)
-        of_kept = kept.common(ids) if kept else 0
-        of_running = running.common(ids) if running else 0
-        if kept is not None and of_kept and of_kept >= of_running:
-            self._kept.remove(kept)
-            kept.cut(of_kept)
-            return kept
-        new = KeptSequence(self.engine.cache())
-        if running is not None and of_running:
+    def _sequence_for(self, active: _Active) -> KeptSequence:
+        """A sequence with the longest start that a kept or running one has in common with the request's tokens.
+
+        It is copied, so that others find it again, unless nothing of a kept one would be lost, or memory is short.
+        """
+        ids, new = active.request._ids, active.sequence
+        others = [a.sequence for a in self._active if a is not active]
+        best = max((*self._kept, *others), key=lambda s: s.common(ids), default=new)  # kept ones first
+        common = best.common(ids)
+        if not common:
+            return new
+        if best not in self._kept or common < len(best.ids):
             try:
-                new.copy_from(running, of_running)
+                new.copy_from(best, common)
             except BudgetExceededError:
-                new.close()  # computed again instead, when there is room
-        return new
+                if best not in self._kept:
+                    return new  # computed again, when there is room
+            else:
+                return new
+        self._kept.remove(best)
+        best.cut(common)
+        return best
 
     def _pass(self) -> None:
-        """One pass for as many running requests as fit: a token of each that draws, then prompts, oldest first."""
+        """One pass for as many running requests as fit."""
         todo: list[tuple[_Active, list[int], bool]] = []
-        tokens, wanted = self.engine.allotment.max_tokens, self.engine.allotment.max_wanted
+        tokens = self.engine.allotment.max_tokens
         if self.engine.streamed is None and any(len(active.pending) == 1 for active in self._active):
             tokens = min(tokens, _TOKENS_BESIDE)
-        for active in sorted(self._active, key=lambda a: len(a.pending) > 1):
-            pending = active.pending
-            if not wanted and len(pending) <= tokens:
-                pending = pending[:-1]  # there is no room for its logits in this pass
-            run = pending[:tokens]
+        for active in sorted(self._active, key=self._turn):
+            run = active.pending[:tokens]
             if not run or active not in self._active or not self._reserve(active, len(run)):
                 continue
-            last = len(run) == len(active.pending)
-            todo.append((active, run, last))
-            tokens, wanted = tokens - len(run), wanted - last
+            todo.append((active, run, len(run) == len(active.pending)))
+            tokens -= len(run)
         todo = [(active, run, last) for active, run, last in todo if active in self._active]
         if not todo:
             return
@@ -311,9 +319,12 @@ class Scheduler:
                 self._draw(active, next(rows))
             else:
                 active.request.listener(Prefilled(len(active.sequence.ids), len(active.request._ids)))
-        # Whoever drew goes behind those that a pass had no room for.
-        drew = [active for active, _, last in todo if last and active in self._active]
-        self._active = [a for a in self._active if a not in drew] + drew
+
+    def _turn(self, active: _Active) -> tuple[bool, float]:
+        """Who goes first: those that draw, then prompts; in turns the shortest and the oldest, so that none waits long
+        for a longer one, nor for ever for shorter ones."""
+        n = len(active.pending)
+        return n > 1, active.began if self._passes % 2 else n
 
     def _reserve(self, active: _Active, tokens: int) -> bool:
         """Make room in its cache; False if it had to give way to others, and waits for its turn again."""
