@@ -10,6 +10,7 @@ import pytest
 import ramforge_core
 
 PLAIN = (
+    "deepseek2",
     "gemma2",
     "gemma3",
     "granite",

@@ -86,12 +86,32 @@ class Linear:
 
 
 @frozen
+class HeadLinear:
+    """A matrix for each head: out[:, h*R : (h+1)*R] = x[:, h*C : (h+1)*C] @ weight[h].T, weight (H, R, C)."""
+
+    out: Value
+    x: Value
+    weight: str
+
+
+@frozen
 class Slice:
-    """out (T, width) = x[:, start : start + width]."""
+    """The same columns of each head: out (T, heads * width) = x[:, h*head_width + start : ... + width] for each h."""
 
     out: Value
     x: Value
     start: int
+    heads: int = 1
+
+
+@frozen
+class Join:
+    """Each head of a with that of b behind it: out (T, heads * (A + B)), a (T, heads * A), b (T, heads * B)."""
+
+    out: Value
+    a: Value
+    b: Value
+    heads: int
 
 
 @frozen
@@ -251,7 +271,24 @@ class Moe:
         return self.gate_weight, self.up_weight, self.down_weight
 
 
-Op = Embed | Norm | Linear | Slice | Add | Mul | Scale | Softcap | Rope | Attention | Glu | Gate | Route | Moe
+Op = (
+    Embed
+    | Norm
+    | Linear
+    | HeadLinear
+    | Slice
+    | Join
+    | Add
+    | Mul
+    | Scale
+    | Softcap
+    | Rope
+    | Attention
+    | Glu
+    | Gate
+    | Route
+    | Moe
+)
 """The closed set. A backend implements all of it."""
 
 _WEIGHT_FIELDS = (
@@ -305,8 +342,13 @@ class Graph:
     @property
     def version(self) -> int:
         """The lowest `GRAPH_VERSION` that has all that this graph is made of: what a backend must know."""
-        second = (Gate, Route, Moe)
-        return max(2 if isinstance(op, second) or getattr(op, "long_factors", None) else 1 for op in self.ops)
+        second = (Gate, Route, Moe, HeadLinear, Join)
+
+        def since(op: Op) -> int:
+            newer = getattr(op, "long_factors", None) or (isinstance(op, Slice) and op.heads > 1)
+            return 2 if newer or isinstance(op, second) else 1
+
+        return max(since(op) for op in self.ops)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
@@ -399,10 +441,27 @@ class GraphBuilder:
             self._vector(bias, rows)
         return self._emit(Linear(self._value(rows), x, weight, bias))
 
-    def slice(self, x: Value, start: int, width: int) -> Value:
-        if start < 0 or width < 1 or start + width > x.width:
-            raise ValueError(f"slice [{start}, {start + width}) is outside a value of width {x.width}")
-        return self._emit(Slice(self._value(width), x, start))
+    def head_linear(self, x: Value, weight: str) -> Value:
+        heads, rows, columns = self.shapes[weight]
+        if heads * columns != x.width:
+            raise TensorError(
+                f"tensor {weight!r} has shape {(heads, rows, columns)}, x has {x.width} columns"
+            )
+        return self._emit(HeadLinear(self._value(heads * rows), x, weight))
+
+    def slice(self, x: Value, start: int, width: int, heads: int = 1) -> Value:
+        """width, start : in each head."""
+        whole, rest = divmod(x.width, heads)
+        if rest or start < 0 or width < 1 or start + width > whole:
+            raise ValueError(
+                f"slice [{start}, {start + width}) is outside {heads} heads of a value of {x.width}"
+            )
+        return self._emit(Slice(self._value(heads * width), x, start, heads))
+
+    def join(self, a: Value, b: Value, heads: int = 1) -> Value:
+        if a.width % heads or b.width % heads:
+            raise ValueError(f"values of width {a.width} and {b.width} do not have {heads} heads")
+        return self._emit(Join(self._value(a.width + b.width), a, b, heads))
 
     def add(self, a: Value, b: Value) -> Value:
         return self._emit(Add(self._value(self._same(a, b)), a, b))

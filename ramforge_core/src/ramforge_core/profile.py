@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ramforge_core.backend import Batch, Control, Program, WeightSpec
-from ramforge_core.graph import Attention, Embed, Graph, Linear, Moe, Op, Value
+from ramforge_core.graph import Attention, Embed, Graph, HeadLinear, Linear, Moe, Op, Value
 from ramforge_core.kv import KVCache
 from ramforge_core.stream import StreamStats
 
@@ -97,7 +97,7 @@ def _parts(program: Program, kinds: Sequence[str]) -> list[_Part]:
 
 def _work(op: Op, weights: Mapping[str, WeightSpec]) -> tuple[str, int]:
     """The kind of work that an op is, and the weight bytes that it multiplies with."""
-    if isinstance(op, Linear):
+    if isinstance(op, (Linear, HeadLinear)):
         spec = weights[op.weight]
         return spec.format.name, spec.nbytes
     kinds = {Attention: "attention", Embed: "embedding", Moe: "experts"}

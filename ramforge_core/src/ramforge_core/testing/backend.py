@@ -70,6 +70,7 @@ class BackendTests:
             "group": (20,),
             "m": (71, 60),
             "mb": (71,),
+            "hm": (3, 33, 20),
         }
         weights = {n: rng.standard_normal(s).astype(np.float32) * 2 for n, s in shapes.items()}
         g = GraphBuilder(shapes)

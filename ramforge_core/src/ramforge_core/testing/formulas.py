@@ -62,7 +62,22 @@ OPS: dict[str, tuple[Callable[[GraphBuilder, Value, Value], Value], Callable[[F6
     ),
     "linear": (lambda g, x, y: g.linear(x, "m"), lambda x, y, w: x @ w["m"].T),
     "linear with bias": (lambda g, x, y: g.linear(x, "m", "mb"), lambda x, y, w: x @ w["m"].T + w["mb"]),
+    "head linear": (
+        lambda g, x, y: g.head_linear(x, "hm"),
+        lambda x, y, w: np.concatenate([x[:, i * 20 : i * 20 + 20] @ w["hm"][i].T for i in range(3)], axis=1),
+    ),
     "slice": (lambda g, x, y: g.slice(x, 7, 33), lambda x, y, w: x[:, 7:40]),
+    "slice of heads": (
+        lambda g, x, y: g.slice(x, 3, 9, heads=4),
+        lambda x, y, w: x.reshape(len(x), 4, 15)[:, :, 3:12].reshape(len(x), 36),
+    ),
+    "join": (lambda g, x, y: g.join(x, y), lambda x, y, w: np.concatenate([x, y], axis=1)),
+    "join of heads": (
+        lambda g, x, y: g.join(x, g.slice(y, 0, 40), heads=5),
+        lambda x, y, w: np.concatenate(
+            [x.reshape(len(x), 5, 12), y[:, :40].reshape(len(x), 5, 8)], axis=2
+        ).reshape(len(x), 100),
+    ),
     "add": (lambda g, x, y: g.add(x, y), lambda x, y, w: x + y),
     "mul": (lambda g, x, y: g.mul(x, y), lambda x, y, w: x * y),
     "scale": (lambda g, x, y: g.scale(x, -1.5), lambda x, y, w: x * -1.5),

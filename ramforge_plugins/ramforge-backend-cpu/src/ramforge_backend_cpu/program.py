@@ -20,6 +20,8 @@ from ramforge_core.graph import (
     Attention,
     Embed,
     Graph,
+    HeadLinear,
+    Join,
     Linear,
     Moe,
     Norm,
@@ -77,7 +79,7 @@ class CpuProgram(Program):
     def __attrs_post_init__(self) -> None:
         stages = [(stage, op) for stage in self.graph.stages for op in stage.ops]
         self.steps = [Step(stage.name, i, op_weights(op)) for i, (stage, op) in enumerate(stages)]
-        matrices = [op.weight for _, op in stages if isinstance(op, (Linear, Embed))]
+        matrices = [op.weight for _, op in stages if isinstance(op, (Linear, HeadLinear, Embed))]
         experts = [name for _, op in stages if isinstance(op, Moe) for name in op.expert_weights]
         matrices += experts
         self._experts = {name: np.zeros(self.specs[name].shape[0], np.uintp) for name in experts}
@@ -201,20 +203,24 @@ class CpuProgram(Program):
     def _fill_unit(self, row: Any, unit: Unit) -> None:
         """The numbers of an op; pointers to weights are filled in by `bind`."""
         op = unit.op
-        if isinstance(op, (Linear, Embed)):
+        if isinstance(op, (Linear, HeadLinear, Embed)):
             spec = self.specs[op.weight]
             functions = self._kernels[op.weight][1]
-            row.n_rows, row.n_cols = spec.shape
-            row.row_bytes = 4 * spec.shape[1] if functions is None else spec.row_bytes
-            row.row_blocks = spec.shape[1] // spec.format.block_values
+            row.n_rows, row.n_cols = spec.shape[-2:]
+            row.row_bytes = 4 * spec.shape[-1] if functions is None else spec.row_bytes
+            row.row_blocks = spec.shape[-1] // spec.format.block_values
             row.act_bytes = unit.inputs[0].stride * 4 if unit.inputs else 0
+            if isinstance(op, HeadLinear):
+                row.heads, row.act_bytes = spec.shape[0], self._act_bytes(op.weight)
             if functions is not None:
                 row.decode, row.matmul = functions.decode, functions.matmul
             row.start = op.start if isinstance(op, Linear) else 0
         elif isinstance(op, Norm):
             row.number, row.vector_width = op.eps, op.group
         elif isinstance(op, Slice):
-            row.start = op.start
+            row.start, row.heads = op.start, op.heads
+        elif isinstance(op, Join):
+            row.heads = op.heads
         elif isinstance(op, Scale):
             row.number = op.factor
         elif isinstance(op, Softcap):
@@ -289,7 +295,7 @@ class CpuProgram(Program):
     def _point(self, row: Any, unit: Unit) -> None:
         """Let a unit point to those of its weights that are bound."""
         op = unit.op
-        if isinstance(op, (Linear, Embed)):
+        if isinstance(op, (Linear, HeadLinear, Embed)):
             row.weight = self._pointer("uint8_t *", op.weight)
         if isinstance(op, (Linear, Norm)):
             row.bias = self._pointer("float *", op.bias)

@@ -17,6 +17,8 @@ from ramforge_core.graph import (
     Embed,
     Glu,
     Graph,
+    HeadLinear,
+    Join,
     Linear,
     Moe,
     Norm,
@@ -33,7 +35,7 @@ LOGITS_SLOT = -1
 
 _NOWHERE = -2
 _LANES = 16
-_NOT_IN_PLACE = (Embed, Slice, Linear, Attention, Route, Moe)
+_NOT_IN_PLACE = (Embed, Slice, Join, Linear, HeadLinear, Attention, Route, Moe)
 PACKED_BYTES = {"q8_32": (32, 44), "q8_256": (256, 292)}
 """Values in a block and bytes of a block, as in ``ramforge_kernel.h``."""
 
@@ -43,7 +45,9 @@ _KINDS = {
     "Scale": "SCALE",
     "Softcap": "SOFTCAP",
     "Embed": "EMBED",
+    "HeadLinear": "HEADS",
     "Slice": "SLICE",
+    "Join": "JOIN",
     "Gate": "GATE",
     "Route": "ROUTE",
     "Moe": "MOE_DOWN",
@@ -175,6 +179,8 @@ class _Builder:
             if (begun := self.places.get(op.out.name)) is not None:  # further columns of the same value
                 self._emit("MATMUL", step, op, begun, *inputs)
                 return
+        elif isinstance(op, HeadLinear):
+            inputs = [self._pack(step, op, op.weight, inputs[0])]
         elif isinstance(op, Moe):
             inputs = self._moe(step, op, *inputs)
         out = self._emit(_kind(op), step, op, op.out.width, *inputs)
@@ -194,7 +200,7 @@ class _Builder:
             place.last_use = len(self.units)
         return [routes, packed_hidden]
 
-    def _pack(self, step: int, op: Linear | Moe, weight: str, x: Place) -> Place:
+    def _pack(self, step: int, op: Linear | HeadLinear | Moe, weight: str, x: Place) -> Place:
         """The activation as the kernel wants it; products of the same value share it."""
         packing = self.packings[weight]
         if packing == "f32":

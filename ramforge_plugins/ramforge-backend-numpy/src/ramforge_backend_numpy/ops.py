@@ -52,6 +52,11 @@ def linear(x: Array, weight: Array) -> Array:
     return out
 
 
+def heads_of(x: Array, heads: int) -> Array:
+    """(T, heads, width of a head)"""
+    return x.reshape(len(x), heads, x.shape[1] // heads)
+
+
 def softcap(x: Array, cap: float) -> Array:
     return np.float32(cap) * np.tanh(x / np.float32(cap))
 

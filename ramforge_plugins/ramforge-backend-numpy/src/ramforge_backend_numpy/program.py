@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ramforge_backend_numpy import ops
 from ramforge_core.backend import Backend, Batch, Control, Limits, Program, Step, WeightSpec
 from ramforge_core.errors import BackendError, Interrupted, ParameterError, ShapeError
+from ramforge_core.experts import expert_names
 from ramforge_core.graph import (
     Add,
     Attention,
@@ -21,6 +22,8 @@ from ramforge_core.graph import (
     Gate,
     Glu,
     Graph,
+    HeadLinear,
+    Join,
     Linear,
     Moe,
     Mul,
@@ -70,6 +73,7 @@ class NumpyProgram(Program):
     """The first step that works on the wanted tokens only; all later ones do too."""
     _last_use: dict[Value, int] = field(init=False)
     _weights: dict[str, NDArray[np.uint8]] = field(factory=dict, init=False)
+    _expert_names: frozenset[str] = field(init=False)
     _experts: dict[tuple[str, int], NDArray[np.uint8]] = field(factory=dict, init=False)
     """By weight and number: one expert's bytes."""
     _values: dict[Value, ops.Array] = field(factory=dict, init=False)
@@ -80,6 +84,7 @@ class NumpyProgram(Program):
         self.steps = [Step(stage.name, i, op_weights(op)) for i, (stage, op) in enumerate(numbered)]
         self._last_use = {v: i for i, (_, op) in enumerate(numbered) for v in (op.out, *op_inputs(op))}
         self._last_use[self.graph.logits] = len(numbered)
+        self._expert_names = expert_names(self.graph)
         rows = [stage.rows for stage, _ in numbered]
         self._first_wanted = rows.index("wanted") if "wanted" in rows else len(rows)
         if "all" in rows[self._first_wanted :]:
@@ -105,6 +110,13 @@ class NumpyProgram(Program):
                 slab = columns * n_tokens
             block = 4 * ops.BLAS_TOKENS * (columns + max(SLAB_VALUES // columns, 1))
             return inputs + slab * (4 + _DECODE_BYTES_PER_VALUE) + 2 * block
+        if isinstance(op, HeadLinear):
+            rows, columns = self.specs[op.weight].shape[1:]
+            return (
+                3 * inputs
+                + rows * columns * (8 + _DECODE_BYTES_PER_VALUE)
+                + 8 * ops.BLAS_TOKENS * (rows + columns)
+            )
         if isinstance(op, Moe):
             shapes = [self.specs[name].shape for name in op.expert_weights]
             decoded = max(int(np.prod(shape[1:])) for shape in shapes) * (4 + _DECODE_BYTES_PER_VALUE)
@@ -122,7 +134,7 @@ class NumpyProgram(Program):
                     f"weight {name!r}: expected uint8 ({spec.nbytes},) for shape {spec.shape} in "
                     f"{spec.format.name}, got {data.dtype} {data.shape}"
                 )
-            if len(spec.shape) == 3:
+            if name in self._expert_names:
                 self.bind_experts(name, dict(enumerate(data.reshape(spec.shape[0], -1))))
             else:
                 self._weights[name] = data
@@ -198,7 +210,14 @@ class NumpyProgram(Program):
             case Linear():
                 return self._linear(op, of[op.x], control)
             case Slice():
-                return of[op.x][:, op.start : op.start + op.out.width].copy()
+                return ops.heads_of(of[op.x], op.heads)[..., op.start :][
+                    ..., : op.out.width // op.heads
+                ].reshape(len(of[op.x]), op.out.width)
+            case Join():
+                parts = (ops.heads_of(of[v], op.heads) for v in (op.a, op.b))
+                return np.concatenate(list(parts), axis=2).reshape(-1, op.out.width)
+            case HeadLinear():
+                return self._head_linear(op, of[op.x])
             case Add():
                 return of[op.a] + of[op.b]
             case Mul():
@@ -250,6 +269,15 @@ class NumpyProgram(Program):
             columns = slice(op.start, op.start + rows)
             out[:, columns] += self._vector(op.bias)[columns]
         return out
+
+    def _head_linear(self, op: HeadLinear, x: ops.Array) -> ops.Array:
+        spec = self.specs[op.weight]
+        heads, rows, columns = spec.shape
+        packed = self._weights[op.weight].reshape(heads, -1)
+        weights = (spec.format.decode_rows(part, columns) for part in packed)
+        parts = np.moveaxis(ops.heads_of(x, heads), 1, 0)
+        out = [ops.linear(part, weight) for part, weight in zip(parts, weights, strict=True)]
+        return np.stack(out, axis=1).reshape(len(x), heads * rows)
 
     def _moe(self, op: Moe, experts: range | None, control: Control) -> ops.Array:
         """Add the share of these experts (None: all) to the op's value, which expert 0 begins."""

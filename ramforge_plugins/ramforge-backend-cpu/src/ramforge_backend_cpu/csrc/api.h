@@ -15,7 +15,9 @@ enum rf_kind {
     RF_MATMUL,      /* out (rows, n_rows) = a @ weight.T + bias; a is packed */
     RF_NORM_RMS,
     RF_NORM_LAYER,
-    RF_SLICE,       /* from column ``start`` */
+    RF_HEADS,       /* as RF_MATMUL, each of ``heads`` heads of a by n_rows rows of its own */
+    RF_SLICE,       /* from column ``start`` of each of ``heads`` heads */
+    RF_JOIN,        /* each of ``heads`` heads of a with that of b behind it */
     RF_ADD,
     RF_MUL,
     RF_SCALE,

@@ -14,9 +14,23 @@ RF_FN void RF_NAME(gather)(const rf_run *run, const rf_unit *u, int64_t first, i
 RF_FN void RF_NAME(slice)(const rf_run *run, const rf_unit *u, int64_t first, int64_t last, float *scratch)
 {
     (void)scratch;
+    int64_t width = run->values[u->out].width / u->heads, whole = run->values[u->a].width / u->heads;
     for (int64_t i = first; i < last; i++)
-        memcpy(rf_row(run, u->out, i), rf_row(run, u->a, i) + u->start,
-               (size_t)run->values[u->out].width * sizeof(float));
+        for (int64_t h = 0; h < u->heads; h++)
+            memcpy(rf_row(run, u->out, i) + h * width, rf_row(run, u->a, i) + h * whole + u->start,
+                   (size_t)width * sizeof(float));
+}
+
+RF_FN void RF_NAME(join)(const rf_run *run, const rf_unit *u, int64_t first, int64_t last, float *scratch)
+{
+    (void)scratch;
+    int64_t a = run->values[u->a].width / u->heads, b = run->values[u->b].width / u->heads;
+    for (int64_t i = first; i < last; i++)
+        for (int64_t h = 0; h < u->heads; h++) {
+            float *out = rf_row(run, u->out, i) + h * (a + b);
+            memcpy(out, rf_row(run, u->a, i) + h * a, (size_t)a * sizeof(float));
+            memcpy(out + a, rf_row(run, u->b, i) + h * b, (size_t)b * sizeof(float));
+        }
 }
 
 /* x / sqrt(mean(x^2) + eps) * weight, of runs of n values */

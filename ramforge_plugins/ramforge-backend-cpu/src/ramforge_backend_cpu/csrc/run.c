@@ -72,6 +72,8 @@ static plan plan_unit(const rf_run *run, const rf_unit *u, int n_threads)
         return (plan){0, 1, 0};
     if (u->kind == RF_MATMUL)
         return plan_matmul(u, rows, n_threads);
+    if (u->kind == RF_HEADS)
+        return (plan){u->heads, 1, u->heads * u->n_rows * u->n_cols * rows >= MIN_PARALLEL_FLOATS};
     if (u->kind == RF_ATTEND)
         return plan_attend(run, u, n_threads);
     if (u->kind == RF_MOE_UP || u->kind == RF_MOE_DOWN)
@@ -92,6 +94,16 @@ static int do_matmul(const rf_table *table, const rf_run *run, const rf_unit *u,
             for (int64_t r = 0; r < n_rows; r++)
                 out[a * stride + r] += u->bias[u->start + row + r];
     return result;
+}
+
+static int do_head(const rf_table *table, const rf_run *run, const rf_unit *u, int64_t head)
+{
+    int64_t n_acts = u->wanted ? run->n_wanted : run->n_tokens, apart = run->values[u->a].stride * (int64_t)sizeof(float);
+    const uint8_t *weight = u->weight + head * u->n_rows * u->row_bytes;
+    const uint8_t *acts = (const uint8_t *)rf_row(run, u->a, 0) + head * u->act_bytes;
+    ramforge_matmul_fn matmul = u->matmul ? u->matmul : table->matmul_f32;
+    return matmul(weight, u->row_bytes, u->n_rows, u->n_cols, acts, apart, n_acts,
+                  rf_row(run, u->out, 0) + head * u->n_rows, run->values[u->out].stride);
 }
 
 static int do_embed(const rf_run *run, const rf_unit *u, int64_t first, int64_t last)
@@ -124,6 +136,8 @@ static int do_task(const rf_table *table, const rf_run *run, const rf_unit *u, c
 {
     if (u->kind == RF_ATTEND)
         return do_attend(table, run, u, task, p->size, scratch);
+    if (u->kind == RF_HEADS)
+        return do_head(table, run, u, task);
     int64_t rows = u->experts ? u->experts->n_rows
                    : u->kind == RF_MATMUL ? u->n_rows
                    : u->wanted ? run->n_wanted : run->n_tokens;

@@ -15,6 +15,7 @@ const rf_table RF_NAME(rf_table) = {
             [RF_NORM_RMS] = RF_NAME(norm),
             [RF_NORM_LAYER] = RF_NAME(norm),
             [RF_SLICE] = RF_NAME(slice),
+            [RF_JOIN] = RF_NAME(join),
             [RF_ADD] = RF_NAME(add),
             [RF_MUL] = RF_NAME(mul),
             [RF_SCALE] = RF_NAME(scale),
