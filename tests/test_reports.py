@@ -6,6 +6,7 @@ import json
 from functools import partial
 
 import pytest
+from attrs import evolve
 from synthetic import SMALL, TINY, write_model
 
 import ramforge_core
@@ -254,3 +255,15 @@ def test_j13_a_callback_that_fails_stops_the_pass_and_breaks_nothing(file, strea
         assert m.engine.budget.by_tag()["kv cache"].bytes == 0
         again, _ = answered(m)
     assert again.ids == plain.ids
+
+
+def test_experts_are_counted(tmp_path):
+    path = write_model(tmp_path / "experts.gguf", evolve(SMALL, experts=8, feed_forward=512))
+    with open_tight(path) as m:
+        answer, _ = answered(m)
+        report = reports.time_report(answer.stats)
+    decode = answer.stats.decode_reads
+    assert decode.expert_misses > 0
+    assert decode.expert_hits + decode.expert_misses == answer.stats.decode_passes * SMALL.layers * 2
+    assert str(decode.expert_misses) in report.render()
+    assert "experts read" in report.render()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from attrs import asdict, evolve, frozen
@@ -77,6 +77,7 @@ class TimeReport:
             ("gap bytes", *(format_size(c.gap_bytes) for c in columns)),
             ("sequential", *(share(c.sequential, c.reads) for c in columns)),
             ("embedding rows", *(format_size(c.row_bytes) for c in columns)),
+            *self._expert_rows(columns),
             ("rate of the disk", *(rate(c.read_bytes, c.busy_s) for c in columns)),
             ("waited for it", *(seconds(c.stall_s) for c in columns)),
             (
@@ -85,6 +86,15 @@ class TimeReport:
             ),
         ]
         return table(("", "prefill", "decode"), rows)
+
+    @staticmethod
+    def _expert_rows(columns: Sequence[StreamStats]) -> list[tuple[str, ...]]:
+        if not any(c.expert_hits + c.expert_misses for c in columns):
+            return []
+        return [
+            ("experts read", *(str(c.expert_misses) for c in columns)),
+            ("in memory", *(share(c.expert_hits, c.expert_hits + c.expert_misses) for c in columns)),
+        ]
 
 
 def time_report(answer: GenerationStats, profile: Profile | None = None) -> TimeReport:
