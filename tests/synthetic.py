@@ -50,7 +50,14 @@ LARGE = Sizes(layers=12, width=1536, heads=12, kv_heads=4, feed_forward=4608, vo
 
 
 def write_model(
-    path: Path, sizes: Sizes = TINY, arch: str = "llama", *, shards: int = 1, seed: int = 1, eos: int = 2
+    path: Path,
+    sizes: Sizes = TINY,
+    arch: str = "llama",
+    *,
+    shards: int = 1,
+    seed: int = 1,
+    eos: int = 2,
+    template: str | None = None,
 ) -> Path:
     """Write a model of ``sizes``; with ``shards`` a split one. Returns the file, or the first shard.
 
@@ -59,6 +66,8 @@ def write_model(
     rng = np.random.default_rng(seed)
     tensors = dict(_tensors(sizes, arch, rng))
     metadata = _metadata(sizes, arch, eos)
+    if template is not None:
+        metadata["tokenizer.chat_template"] = template
     if shards == 1:
         return write_gguf(path, metadata, tensors)
     names = list(tensors)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from attrs import evolve
+from synthetic import TINY, write_model
 
 import ramforge_core
 from ramforge_core.errors import MetadataError, ParameterError
 from ramforge_core.gguf import open_gguf
+from ramforge_core.planning import plan_model
 from ramforge_core.plugins import Registry
 from ramforge_core.support import model_support
 from ramforge_core.testing.gguf_writer import write_gguf
@@ -41,6 +44,15 @@ def test_a06_more_blocks_than_tensors(path):
     assert any(
         "block_count" in reason for reason in model_support(open_gguf(path), Registry.discover()).reasons
     )
+
+
+@pytest.mark.parametrize("context", [2**31, 2**62])
+def test_a_context_that_no_counter_holds(tmp_path, context):
+    """Found by fuzzing: the plan asked the backend what such a context takes, and its int32 could not hold it."""
+    path = write_model(tmp_path / "m.gguf", evolve(TINY, layers=1, context=context))
+    for use in (ramforge_core.open, plan_model):
+        with pytest.raises(MetadataError, match=rf"context_length' is {context}, expected 1 to 2147483647"):
+            use(path)
 
 
 @pytest.mark.parametrize("context", [0, -4])

@@ -105,6 +105,7 @@ def test_a_hostile_header(model, tmp_path, header):
         ("tokens", 10**12, "1000000000000 tokens, but the context holds 1024", ContextFullError),
         ("tokens", -1, "header is damaged", SessionError),
         ("tokens", "7", "header is damaged", SessionError),
+        ("tokens", True, "header is damaged", SessionError),
         ("tokens", 1, "damaged", SessionError),
         ("note", 5, "header is damaged", SessionError),
     ],

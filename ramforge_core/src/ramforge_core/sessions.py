@@ -134,7 +134,7 @@ def _read_header(file: Path, stream: BinaryIO) -> _Header:
         raise SessionError(f"{file}: this is no session of RAMforge, or one of another version")
     try:
         header = _Header(**json.loads(stream.readline(_HEADER_BYTES)))
-        sound = isinstance(header.tokens, int) and header.tokens >= 0 and isinstance(header.note, dict)
+        sound = type(header.tokens) is int and header.tokens >= 0 and isinstance(header.note, dict)
     except (ValueError, TypeError, RecursionError) as error:
         raise SessionError(f"{file}: the session's header is damaged") from error
     if not sound:

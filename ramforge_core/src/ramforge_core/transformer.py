@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 Rotation = Callable[[Value], Value]
 """Builds the rotation of a value's heads."""
 
+MAX_SIZE = 2**31 - 1
+"""Of every width, count and context: what the int32 of backends and file formats holds."""
+
 ROPE_FACTORS = "rope_freqs.weight"
 """Divisors of the rotation's frequencies: how GGUF files carry Llama 3's scaling."""
 SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -78,8 +81,8 @@ def read_transformer(
     def size(name: str, default: int | None = None) -> int:
         key = f"{arch}.{name}"
         value = metadata.integer(key) if default is None else metadata.integer(key, default=default)
-        if value < 1:
-            raise MetadataError(f"metadata key {key!r} is {value}, expected at least 1")
+        if not 1 <= value <= MAX_SIZE:
+            raise MetadataError(f"metadata key {key!r} is {value}, expected 1 to {MAX_SIZE}")
         return value
 
     embedding, heads = size("embedding_length"), size("attention.head_count")
@@ -200,9 +203,10 @@ def read_window(metadata: Metadata, arch: str, period: int, default: int = 0) ->
             )
         return SlidingWindow(width, 1, tuple(bool(flag) for flag in flags))
     period = metadata.integer(key, default=period)
-    if width < 0 or period < 1:
+    if not 0 <= width <= MAX_SIZE or period < 1:
         raise MetadataError(
-            f"metadata keys '{arch}.attention.sliding_window' and {key!r} are {width} and {period}, expected at least 1"
+            f"metadata keys '{arch}.attention.sliding_window' and {key!r} are {width} and {period}, expected at "
+            f"least 1 and a window of at most {MAX_SIZE}"
         )
     return SlidingWindow(width, period)
 
