@@ -12,6 +12,22 @@
 #ifdef RF_ISA
 #include "ramforge_tile_q8_32_wide.h"
 
+/* Bits 4j .. 4j+3 of each dword as bytes of 0 or 2. */
+static RF_INLINE rf_u32 RF_(bits)(rf_u32 w, int j)
+{
+#if RF_LANES == 16
+    const uint32_t byte = 0x01010101u * (uint32_t)(j / 2), bit = j % 2 ? 0x80402010u : 0x08040201u;
+    const __m512i lanes = _mm512_set4_epi32((int)(byte + 0x0c0c0c0cu), (int)(byte + 0x08080808u),
+                                            (int)(byte + 0x04040404u), (int)byte);
+    const __m512i bytes = _mm512_shuffle_epi8((__m512i)w, lanes);
+    return (rf_u32)_mm512_maskz_mov_epi8(_mm512_test_epi8_mask(bytes, _mm512_set1_epi32((int)bit)), _mm512_set1_epi8(2));
+#else
+    rf_u32 x = w >> (4 * j) & 15u;
+    x |= x << 14;
+    return (x << 1 | x << 8) & 0x02020202u;
+#endif
+}
+
 /* Weights of 0 and 2, less an offset of 1. */
 static RF_INLINE void RF_(unpack)(const uint8_t *p, int64_t stride, rf_wide_tile *t)
 {
@@ -20,11 +36,8 @@ static RF_INLINE void RF_(unpack)(const uint8_t *p, int64_t stride, rf_wide_tile
     t->d[0] = rf_f16(w[0] & 0xffffu);
     rf_interleave(p + 2, stride, w);
     RF_UNROLL
-    for (int i = 0; i < 32; i++) {
-        rf_u32 x = w[i / 8] >> (i % 8 * 4) & 15u;
-        x |= x << 14;
-        t->q[i] = (x << 1 | x << 8) & 0x02020202u;
-    }
+    for (int i = 0; i < 32; i++)
+        t->q[i] = RF_(bits)(w[i / 8], i % 8);
 }
 
 RF_MATMUL_WIDE(rf_q1_0_matmul, RF_(unpack), .block_bytes = 18, .values = 128, .group = 32, .scaled = 128, .offset = 1,

@@ -118,6 +118,12 @@ static RF_INLINE int rf_matmul_wide(const uint8_t *weights, int64_t row_bytes, i
                         memcpy(spare + l * f.block_bytes, p + l * row_bytes, (size_t)f.block_bytes);
                     p = spare, stride = f.block_bytes;
                 }
+                if (n == 1) { /* weights that never leave the registers */
+                    rf_wide_tile one;
+                    unpack(p, stride, &one);
+                    rf_wide_group(&one, act, 0, acc, f, 1);
+                    continue;
+                }
                 unpack(p, stride, &tile);
                 for (; a + RF_GROUP <= n; a += RF_GROUP)
                     rf_wide_group(&tile, act + a * act_bytes, act_bytes, acc + a, f, RF_GROUP);
