@@ -68,8 +68,8 @@ def test_two_formats_of_one_type_id(site):
     [
         ("architecture", "gemma9", "ramforge-arch-gemma9"),
         ("quant_format", "q4_k", "ramforge-quant-k"),
-        ("quant_format", "iq2_xxs", "ramforge-quant-iq2-xxs"),
-        ("quant_format", 39, "ramforge-quant-mxfp4"),
+        ("quant_format", "iq2_xxs", "ramforge-quant-iq"),
+        ("quant_format", 39, "ramforge-quant-fp4"),
         ("tokenizer", "gpt2", "ramforge-tokenizer-bpe"),
         ("tokenizer", "rwkv", "ramforge-tokenizer-rwkv"),
         ("backend", "cuda", "ramforge-backend-cuda"),
@@ -91,12 +91,10 @@ def test_unknown_key_names_it_the_known_ones_and_a_package(site, lookup, key, pa
 
 def test_package_names_agree_with_the_workspace():
     """What we tell people to install is what really provides the key."""
-    for entry in metadata.entry_points().select(group="ramforge.quants"):
-        if entry.dist.name.startswith("ramforge-"):
-            assert package_for("quants", entry.name) == entry.dist.name
-    for entry in metadata.entry_points().select(group="ramforge.tokenizers"):
-        if entry.dist.name.startswith("ramforge-"):
-            assert package_for("tokenizers", entry.name) == entry.dist.name
+    for kind in ("quants", "tokenizers", "architectures"):
+        for entry in metadata.entry_points().select(group=f"ramforge.{kind}"):
+            if entry.dist.name.startswith("ramforge-") and entry.dist.name != "ramforge-arch-declared":
+                assert package_for(kind, entry.name) == entry.dist.name
 
 
 @pytest.mark.parametrize("kind", ["architectures", "quants", "tokenizers", "backends", "sources"])

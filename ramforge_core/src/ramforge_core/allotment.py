@@ -121,13 +121,15 @@ def allot(
     check_context(model, context)
     trained = model.config.context_length
     most = context or min(DEFAULT_CONTEXT, trained)
-    if free_bytes is None:
-        return _divide(model, layout, most, min(PREFILL_TOKENS, most), workspace, None, sequences)
+    tokens = min(PREFILL_TOKENS, most)
+    whole = _resident(model, layout, most, tokens, workspace, free_bytes, sequences)
+    if free_bytes is None or whole.total_bytes <= free_bytes:
+        return whole
     share = free_bytes // _SHARE
     if context is None:
         chunks = min(-(-most // CHUNK_POSITIONS), max(1, share // layout.chunk_bytes))
         most = min(most, chunks * CHUNK_POSITIONS)
-    tokens = min(PREFILL_TOKENS, most)
+        tokens = min(tokens, most)
     while tokens > 1 and workspace(tokens) + _rows_bytes(model, tokens) > share:
         tokens //= 2
     found = _divide(model, layout, most, tokens, workspace, free_bytes, sequences)
@@ -135,7 +137,7 @@ def allot(
     return found or _divide(model, layout, least, 1, workspace, free_bytes, 1, frugal=True)
 
 
-def _divide(
+def _resident(
     model: Model,
     layout: KVLayout,
     context: int,
@@ -143,16 +145,14 @@ def _divide(
     workspace: Callable[[int], int],
     free_bytes: int | None,
     sequences: int,
-    *,
-    frugal: bool = False,
-) -> Allotment | None:
-    """All sizes for passes of ``tokens``; None if the budget does not hold them. frugal : the smallest ring."""
+) -> Allotment:
+    """All sizes for passes of ``tokens`` with every weight in memory, whether or not the budget holds them."""
     vocab = model.graph.logits.width
     logits_share = _LOGITS_BYTES if free_bytes is None else min(_LOGITS_BYTES, free_bytes // (16 * _SHARE))
     wanted = min(tokens, max(sequences, logits_share // (4 * vocab)))
     one = -(-context // CHUNK_POSITIONS) * layout.chunk_bytes
     more = (sequences - 1) * one if free_bytes is None else min((sequences - 1) * one, free_bytes // _SHARE)
-    resident = Allotment(
+    return Allotment(
         context=context,
         kv_layout=layout,
         kv_bytes=one + more // layout.chunk_bytes * layout.chunk_bytes,
@@ -165,7 +165,22 @@ def _divide(
         overhead_bytes=_HEAP_BYTES + _SAMPLING_BYTES_PER_TOKEN * vocab,
         residency=everything_pinned(model),
     )
-    if free_bytes is None or resident.total_bytes <= free_bytes:
+
+
+def _divide(
+    model: Model,
+    layout: KVLayout,
+    context: int,
+    tokens: int,
+    workspace: Callable[[int], int],
+    free_bytes: int,
+    sequences: int,
+    *,
+    frugal: bool = False,
+) -> Allotment | None:
+    """All sizes for passes of ``tokens``; None if the budget does not hold them. frugal : the smallest ring."""
+    resident = _resident(model, layout, context, tokens, workspace, free_bytes, sequences)
+    if resident.total_bytes <= free_bytes:
         return resident
     slots, slot_bytes = (
         (_SMALLEST_SLOTS, _least_slot(model)) if frugal else _ring(model, free_bytes // _SHARE)

@@ -26,9 +26,16 @@ FAMILIES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "architectures": {
         "ramforge-arch-gemma": ("gemma2", "gemma3"),
         "ramforge-arch-qwen": ("qwen2", "qwen3"),
+        "ramforge-arch-qwen-moe": ("qwen2moe", "qwen3moe"),
     },
     "quants": {
+        "ramforge-quant-bits": ("q1_0", "q2_0"),
         "ramforge-quant-float": ("f32", "f16", "bf16"),
+        "ramforge-quant-fp4": ("mxfp4", "nvfp4"),
+        "ramforge-quant-iq": (
+            *("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s"),
+            *("iq3_xxs", "iq3_s", "iq4_nl", "iq4_xs"),
+        ),
         "ramforge-quant-legacy": ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0"),
         "ramforge-quant-k": ("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q8_k"),
     },
