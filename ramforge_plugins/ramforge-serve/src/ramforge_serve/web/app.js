@@ -54,11 +54,13 @@ async function answer() {
   messages.push(message);
   saveConversation();
   endProblem();
+  const pressed = $("messages").contains(document.activeElement); // a button that is drawn anew
   draw();
   const node = $("messages").lastElementChild;
   node.setAttribute("aria-busy", "true");
   running = { controller: new AbortController(), waiting: new Waiting(node) };
   setBusy(true);
+  if (pressed) $("stop").focus();
   const clock = { began: performance.now(), first: null, last: null, pieces: 0 };
   let usage = null;
   let finish = null;
@@ -92,12 +94,14 @@ async function answer() {
   running = null;
   setBusy(false);
   if (conversation.messages !== messages) return;
+  const follow = atEnd();
+  const top = scroller.scrollTop;
+  render(node.querySelector(".body"), message.content);
+  node.removeAttribute("aria-busy"); // now it is read out
   message.note = note(clock, usage, problem ? "broke off" : finish);
   if (!message.content && (problem || finish === "stopped")) messages.pop();
   conversation.tokens = usage?.total_tokens ?? conversation.tokens;
   saveConversation();
-  const follow = atEnd();
-  const top = scroller.scrollTop;
   draw();
   if (!follow) scroller.scrollTop = top;
   if (problem) await showProblem(problem, answerAgain);
@@ -123,7 +127,7 @@ function setBusy(busy) {
   $("send").hidden = busy;
   $("stop").hidden = !busy;
   document.body.classList.toggle("busy", busy);
-  if (focused) input.focus();
+  if (focused && wide.matches) input.focus(); // a phone would open its keyboard over the answer
 }
 
 function stop() {

@@ -2,20 +2,29 @@
 
 import { copyText, element, render } from "./markdown.js";
 
-/** Draws all messages anew. actions: `edit()` the last message of the user, `again()` answer it once more. */
+/**
+ * Draws the messages; nodes of those that are there already stay, so that nothing is read out or loses its selection.
+ * actions: `edit()` the last message of the user, `again()` answer it once more.
+ */
 export function drawMessages(list, messages, actions) {
   const lastQuestion = messages.findLastIndex((m) => m.role === "user");
-  const nodes = messages.map((message, i) => {
-    const node = messageNode(message);
-    const buttons = node.querySelector(".actions");
-    buttons.append(button("Copy", (self) => copyText(message.content, self)));
-    if (i === lastQuestion) buttons.append(button("Edit", actions.edit));
-    if (i === messages.length - 1) {
-      buttons.append(button(message.role === "assistant" ? "Answer again" : "Answer", actions.again));
+  messages.forEach((message, i) => {
+    let node = list.children[i];
+    if (node?.message !== message) {
+      const made = messageNode(message);
+      if (node) node.replaceWith(made);
+      else list.append(made);
+      node = made;
     }
-    return node;
+    const buttons = [button("Copy", (self) => copyText(message.content, self))];
+    if (i === lastQuestion) buttons.push(button("Edit", actions.edit));
+    if (i === messages.length - 1) {
+      buttons.push(button(message.role === "assistant" ? "Answer again" : "Answer", actions.again));
+    }
+    node.querySelector(".note").textContent = message.note ?? "";
+    node.querySelector(".actions").replaceChildren(...buttons);
   });
-  list.replaceChildren(...nodes);
+  while (list.children.length > messages.length) list.lastElementChild.remove();
 }
 
 function button(label, act) {
@@ -29,18 +38,14 @@ function messageNode(message) {
   const body = element("div", { className: "body" });
   if (ofUser) body.textContent = message.content;
   else render(body, message.content);
-  return element(
-    "li",
-    { className: `message ${message.role}` },
-    element("span", { className: "unseen", textContent: ofUser ? "You: " : "Answer: " }),
-    body,
-    element(
-      "div",
-      { className: "foot" },
-      element("span", { className: "note", textContent: message.note ?? "" }),
-      element("span", { className: "actions" }),
-    ),
+  const foot = element(
+    "div",
+    { className: "foot", ariaLive: "off" },
+    element("span", { className: "note" }),
+    element("span", { className: "actions" }),
   );
+  const speaker = element("span", { className: "unseen", textContent: ofUser ? "You: " : "Answer: " });
+  return element("li", { className: `message ${message.role}`, message }, speaker, body, foot);
 }
 
 /** What a running answer shows before its first word. */

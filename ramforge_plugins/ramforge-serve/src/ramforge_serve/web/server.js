@@ -63,17 +63,18 @@ export async function* chat(body, signal) {
 async function* lines(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
-  for (;;) {
-    let part;
-    try {
-      part = await reader.read();
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      throw new ServerError("The answer broke off: the server cannot be reached any more.");
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n");
+      rest = parts.pop();
+      yield* parts;
     }
-    if (part.done) return;
-    const parts = (rest + part.value).split("\n");
-    rest = parts.pop();
-    yield* parts;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerError("The answer broke off: the server cannot be reached any more.");
+  } finally {
+    reader.cancel().catch(() => {}); // whoever wants no more lines closes the connection
   }
 }
