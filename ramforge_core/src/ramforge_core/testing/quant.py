@@ -331,3 +331,35 @@ class QuantFormatTests:
         blocks = at_the_end(self.sample(fmt, rng, 3))
         for f in functions.values():
             run_decode(f, blocks, fmt.block_values)
+
+    def test_any_bytes_from_any_address(
+        self,
+        quant_format: QuantFormat,
+        kernels: QuantKernels,
+        functions: dict[str, KernelFunctions],
+        unit: int,
+        rng: np.random.Generator,
+    ) -> None:
+        """Q15: any bytes, with scales that are extreme, infinite or not numbers, and weights at any address give the
+        same on every instruction set (a not-a-number is one as well), and spoil no other row."""
+        fmt, rows = quant_format, 37
+        sound = self.matrix(fmt, rng, rows, 3 * unit)
+        wild = rng.integers(0, 256, sound.shape, np.uint8)
+        wild[0], wild[1], wild[2::2] = 0, 255, sound[2::2]
+        acts = pack(kernels.packing, rng.normal(size=(5, 3 * unit)).astype(np.float32))
+        expected = run_matmul(functions["portable"], wild, 3 * unit, acts)
+        assert same_bits(
+            np.ascontiguousarray(expected[:, 2::2]),
+            run_matmul(functions["portable"], np.ascontiguousarray(sound[2::2]), 3 * unit, acts),
+        )
+        for shift in (0, 1, 3, 30):
+            moved = np.empty(wild.nbytes + shift, np.uint8)[shift:].reshape(wild.shape)
+            moved[...] = wild
+            for isa, f in functions.items():
+                assert same_bits(run_matmul(f, moved, 3 * unit, acts), expected), (isa, shift)
+                blocks = moved.reshape(-1, fmt.block_bytes)
+                with np.errstate(all="ignore"):
+                    assert same_bits(run_decode(f, blocks, fmt.block_values), fmt.decode(blocks)), (
+                        isa,
+                        shift,
+                    )
