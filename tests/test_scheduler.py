@@ -424,8 +424,8 @@ def test_a_pass_that_fails_in_admission_fails_its_request_only(engines, schedule
     assert later.ids()
 
 
-def test_a_cancelled_answer_stops_its_streamed_pass(engines, schedulers, model):
-    """h09: not at its end, which may be seconds away."""
+def test_h09_a_cancelled_answer_stops_its_streamed_pass(engines, schedulers, model):
+    """Not at its end, which may be seconds away."""
     engine = engines.streaming(model, 0.3, context=256)
     scheduler = schedulers(engine)
     engines.source.before_window = staticmethod(lambda read: time.sleep(0.1))

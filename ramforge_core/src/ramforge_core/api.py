@@ -206,6 +206,7 @@ def open(
     progress: Callable[[int, int], None] | None = None,
     profile: Profile | None = None,
     before_load: Callable[[Tokenizer], object] | None = None,
+    reserve: int = 0,
 ) -> LanguageModel:
     """Open a model.
 
@@ -219,6 +220,7 @@ def open(
     progress : called with weight bytes read and in all.
     profile : a new one, to be told where the time of passes goes; it costs a little of it.
     before_load : called before the budget is divided; what it keeps in memory counts as part of the process.
+    reserve : bytes of the budget that the caller will take for itself.
     Raises a RamforgeError that says what is wrong before any weight is read.
     """
     began = time.perf_counter()
@@ -228,6 +230,7 @@ def open(
     facts, chosen = ready.facts, ready.backend
     if before_load is not None:
         before_load(ready.tokenizer)
+    ready.budget.charge("reserved", reserve)
     engine = load_engine(
         facts,
         chosen,

@@ -54,7 +54,7 @@ class SamplingParameters:
         check("temperature", 0)
         check("top_p", 0, 1, above=True)
         check("min_p", 0, 1)
-        check("repeat_penalty", 0, above=True)
+        check("repeat_penalty", 0.01, 100)
         check("repeat_last_n", -1)
         if self.seed is not None and self.seed < 0:
             raise ParameterError(f"seed is {self.seed}, expected a number from 0 up")

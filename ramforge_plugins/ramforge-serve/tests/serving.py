@@ -19,6 +19,7 @@ from ramforge_core.scheduler import Scheduler
 from ramforge_serve.app import create_app
 from ramforge_serve.constrain import Grammars
 from ramforge_serve.guard import Rules, allowed_hosts
+from ramforge_serve.server import configuration
 from ramforge_serve.service import Service
 
 
@@ -48,10 +49,14 @@ def service_of(*, queue: int = 64, sequences: int = 4, **opening: Any) -> Iterat
 def listening(service: Service, **rules: Any) -> Iterator[str]:
     """The address of a server in front of a service."""
     rules.setdefault("hosts", allowed_hosts("127.0.0.1", ()))
-    config = uvicorn.Config(
-        create_app(service, Rules(**rules)), log_level="error", access_log=False, lifespan="off"
-    )
-    server = uvicorn.Server(config)
+    with running(create_app(service, Rules(**rules))) as url:
+        yield url
+
+
+@contextmanager
+def running(app: Any) -> Iterator[str]:
+    """The address of a server of an application."""
+    server = uvicorn.Server(configuration(app))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

@@ -9,8 +9,12 @@ from typing import Any
 import click
 
 _log = logging.getLogger("ramforge")
-_DRAIN_S = 30
-"""Seconds that running answers have to end once the server is asked to."""
+
+_BODY_BYTES, _BODY_BYTES_PER_TOKEN = 256 << 10, 64
+"""What a request may bring: more than a prompt that fits, so that longer ones are refused by their tokens."""
+
+_RESERVE_BYTES = 12 << 20
+"""For requests under way: bodies, what they are parsed to, events that wait, grammars."""
 
 
 @click.command()
@@ -60,32 +64,39 @@ def serve(
     Requests that run at the same time share each pass over the weights. SIGTERM and Ctrl-C let running answers end.
     """
     # All of this is imported before the model is opened, so that it counts as part of the process.
-    import uvicorn
-
     import ramforge_core
     from ramforge_core.scheduler import Scheduler
     from ramforge_serve.app import create_app
     from ramforge_serve.constrain import Grammars
     from ramforge_serve.guard import Rules, allowed_hosts, is_loopback
-    from ramforge_serve.server import Server, listen
+    from ramforge_serve.server import Server, configuration, listen
     from ramforge_serve.service import Service
 
+    if api_key is not None and (api_key != api_key.strip() or not api_key.isprintable() or not api_key):
+        raise click.BadParameter("a key is printable text without blanks around it", param_hint="--api-key")
     if not is_loopback(host) and not api_key:
         _log.warning("everybody who reaches %s can use this server; --api-key wants a key from them", host)
     grammars: list[Grammars | None] = []
     with (
         listen(host, port) as socket,
         ramforge_core.open(
-            model, sequences=parallel, before_load=lambda t: grammars.append(Grammars.of(t)), **opening
+            model,
+            sequences=parallel,
+            before_load=lambda t: grammars.append(Grammars.of(t)),
+            reserve=_RESERVE_BYTES,
+            **opening,
         ) as opened,
     ):
         scheduler = Scheduler(opened.engine, parallel, queue)
         service = Service(opened, scheduler, name or Path(model).stem, grammars[0])
         try:
-            app = create_app(service, Rules(api_key, allowed_hosts(host, allow_host), frozenset(cors_origin)))
-            config = uvicorn.Config(
-                app, log_level="warning", access_log=False, timeout_graceful_shutdown=_DRAIN_S
+            rules = Rules(
+                api_key,
+                allowed_hosts(host, allow_host),
+                frozenset(cors_origin),
+                body_bytes=_BODY_BYTES + _BODY_BYTES_PER_TOKEN * service.context,
+                requests=2 * (parallel + queue),
             )
-            Server(config, service).run([socket])
+            Server(configuration(create_app(service, rules)), service).run([socket])
         finally:
             service.scheduler.close()

@@ -16,6 +16,10 @@ from ramforge_serve.faults import Fault
 _BLANKS = r"\n? {0,16}"
 """Between the parts of JSON: lines and indents, but no end of them, which small models like too well."""
 
+_SCHEMA_BYTES = 64 << 10
+"""With the limits below, a schema takes at most seconds to read, half a second for a token, and some 40 MB; the
+library's own limits are ten times as wide in memory."""
+
 
 class Grammar:
     """Lets through only tokens that go on as the grammar wants; in the end only one that ends the answer."""
@@ -23,15 +27,24 @@ class Grammar:
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
 
+    def copy(self) -> Grammar:
+        """As this one is now, for another answer."""
+        return Grammar(self._matcher.deep_copy())
+
     def allow(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
         allowed = np.unpackbits(mask, bitorder="little", count=logits.size)  # 0 beyond the mask
         return np.where(allowed, logits, np.float32(-np.inf))
 
     def accept(self, token: int) -> None:
         self._matcher.consume_token(token)
+        self._check()
+
+    def _check(self) -> None:
+        """Some schemas show only on the way that they are too much to follow."""
         if self._matcher.is_error():
-            raise Fault(500, f"the grammar of the answer failed: {self._matcher.get_error()}", "grammar")
+            raise Fault(400, f"the schema cannot be followed: {_reason(self._matcher)}", "invalid_value")
 
 
 @define(eq=False)
@@ -52,18 +65,31 @@ class Grammars:
 
     def json(self, schema: dict[str, Any], param: str) -> Grammar:
         """JSON that a schema describes. Raises Fault naming ``param`` for a schema that cannot be bound to."""
-        import llguidance
+        from llguidance import LLMatcher, LLParserLimits
 
-        matcher_of = llguidance.LLMatcher
         try:
-            grammar = matcher_of.grammar_from_json_schema(json.dumps(schema), {"whitespace_pattern": _BLANKS})
-            matcher = matcher_of(self._vocabulary, grammar)
-            error = matcher.get_error() if matcher.is_error() else None
-        except (ValueError, RecursionError) as raised:
-            error = str(raised)
-        if error:
-            raise Fault(400, f"the schema cannot be bound to: {error}", "invalid_value", param)
+            text = json.dumps(schema)
+            if len(text) > _SCHEMA_BYTES:
+                raise _refused(f"it has {len(text)} bytes, more than {_SCHEMA_BYTES}", param)
+            grammar = LLMatcher.grammar_from_json_schema(text, {"whitespace_pattern": _BLANKS})
+        except (ValueError, RecursionError) as error:
+            raise _refused(str(error), param) from error
+        limits = LLParserLimits(
+            max_grammar_size=50_000, max_lexer_states=20_000, step_lexer_fuel=200_000, step_max_items=20_000
+        )
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise _refused(_reason(matcher), param)
         return Grammar(matcher)
+
+
+def _refused(reason: str, param: str) -> Fault:
+    return Fault(400, f"the schema cannot be bound to: {reason}", "invalid_value", param)
+
+
+def _reason(matcher: Any) -> str:
+    """Why a matcher gave up, without its state, which has the answer so far in it."""
+    return str(matcher.get_error()).partition("\n")[0]
 
 
 class _Vocabulary:

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -25,6 +26,32 @@ from ramforge_core.errors import (
 _log = logging.getLogger("ramforge.serve")
 
 RETRY_AFTER_S = 5
+
+
+class ErrorFacts(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(BaseModel):
+    """What every refusal and every error brings."""
+
+    error: ErrorFacts
+
+
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody, "description": "The request is refused."},
+    "5XX": {"model": ErrorBody, "description": "The server cannot answer, or not now."},
+}
+"""For the OpenAPI document: errors of every route."""
+
+
+def streamed(media_type: str) -> dict[int | str, dict[str, Any]]:
+    """For the OpenAPI document: an answer that is JSON, or a stream of it."""
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}, media_type: {}}
+    return {200: {"description": "The answer, whole or streamed.", "content": content}}
 
 
 class Fault(HTTPException):
@@ -55,6 +82,8 @@ def fault_of(error: Exception) -> Fault:
     """How an error of the core is told to a client. What nobody expected goes to the log, not to the client."""
     if isinstance(error, Fault):
         return error
+    if isinstance(error, RecursionError):
+        return Fault(400, "the request is nested too deeply", "invalid_value")
     if isinstance(error, ContextFullError):
         return Fault(400, str(error), "context_length_exceeded", "messages")
     if isinstance(error, (ParameterError, TemplateError)):

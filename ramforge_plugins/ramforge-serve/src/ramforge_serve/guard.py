@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
+import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -12,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ramforge_serve.faults import Fault, answer
+from ramforge_serve.faults import RETRY_AFTER_S, Fault, answer
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -21,27 +23,39 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 class Rules:
     """api_key : wanted by every route but /health and the page itself; None for none.
 
-    hosts : names by which clients may call this server; empty for all. origins : web pages of others that may ask.
-    body_bytes : the most that a request may bring.
+    hosts : names by which clients may call this server, "*" for all; addresses are none, and always let in.
+    origins : web pages of others that may ask, "*" for all.
+    body_bytes : the most that a request may bring; all that are under way may bring four times as much.
+    body_s : seconds that a body may take to come. requests : the most that may be under way.
     """
 
     api_key: str | None = None
-    hosts: frozenset[str] = frozenset()
+    hosts: frozenset[str] = frozenset(_LOOPBACK)
     origins: frozenset[str] = frozenset()
-    body_bytes: int = 8 << 20
+    body_bytes: int = 1 << 20
+    body_s: float = 60
+    requests: int = 256
 
 
 def allowed_hosts(bound_to: str, named: Iterable[str]) -> frozenset[str]:
-    """The host names that are let in: on loopback its names and those named; elsewhere those named, or all."""
-    more = frozenset(n.lower() for n in named)
-    return more | frozenset(_LOOPBACK) if is_loopback(bound_to) else more
+    """The host names that are let in: those of loopback, those named and, if others can reach it, this machine's.
+
+    A page whose name somebody points at this server is so kept from asking it.
+    """
+    own = () if is_loopback(bound_to) else (socket.gethostname(), socket.getfqdn())
+    return frozenset(n.lower() for n in (*_LOOPBACK, *named, *own))
 
 
 def is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_address(host: str) -> bool:
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        ipaddress.ip_address(host)
     except ValueError:
         return False
+    return True
 
 
 class Guard:
@@ -50,6 +64,8 @@ class Guard:
     def __init__(self, app: ASGIApp, rules: Rules) -> None:
         self._app = app
         self._rules = rules
+        self._requests = 0
+        self._bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -63,11 +79,18 @@ class Guard:
         if fault is not None:
             await answer(fault)(scope, receive, send)
             return
-        await self._app(scope, self._limited(receive), self._named(headers, send))
+        body = _Body(receive, self)
+        self._requests += 1
+        try:
+            await self._app(scope, body.receive, self._named(headers, send))
+        finally:
+            self._requests -= 1
+            self._bytes -= body.came
 
     def _fault(self, scope: Scope, headers: Headers) -> Fault | None:
         rules = self._rules
-        if rules.hosts and host_name(headers.get("host", "")) not in rules.hosts:
+        host = host_name(headers.get("host", ""))
+        if not (host in rules.hosts or "*" in rules.hosts or _is_address(host)):
             return Fault(
                 403, "this server is not called by that name; allow it with --allow-host", "forbidden_host"
             )
@@ -80,7 +103,7 @@ class Guard:
         if rules.api_key is not None and not preflight and not _is_open(scope["path"]):
             scheme, _, key = headers.get("authorization", "").partition(" ")
             known = scheme.lower() == "bearer" and hmac.compare_digest(
-                key.strip().encode(), rules.api_key.encode()
+                key.strip().encode("latin-1"), rules.api_key.encode()
             )
             if not known:
                 return Fault(
@@ -92,14 +115,16 @@ class Guard:
         length = headers.get("content-length")
         if length is not None and length.isdecimal() and int(length) > rules.body_bytes:
             return too_large(rules.body_bytes)
+        if self._requests >= rules.requests and scope["path"] != "/health":
+            return busy(f"{self._requests} requests are under way already")
         return None
 
     def _welcome(self, origin: str, headers: Headers) -> bool:
         """Whether a page of this origin may ask: our own page, or one that was named."""
         if origin in self._rules.origins or "*" in self._rules.origins:
             return True
-        parts = urlsplit(origin)
-        return bool(parts.netloc) and parts.netloc.lower() == headers.get("host", "").lower()
+        own = origin.lower().partition("://")[2]
+        return bool(own) and own == headers.get("host", "").lower()
 
     async def _preflight(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
         named = {
@@ -124,23 +149,61 @@ class Guard:
 
         return sending
 
-    def _limited(self, receive: Receive) -> Receive:
-        """Counts what comes, as a body may come without a length."""
-        came = 0
+    def take(self, n: int) -> None:
+        """Count bytes of a body. Raises Fault if all bodies together are too many."""
+        self._bytes += n
+        if self._bytes > 4 * self._rules.body_bytes:
+            raise busy(f"{self._bytes} bytes of requests are under way already")
 
-        async def receiving() -> Message:
-            nonlocal came
-            message = await receive()
-            came += len(message.get("body", b""))
-            if came > self._rules.body_bytes:
-                raise too_large(self._rules.body_bytes)
-            return message
+    @property
+    def rules(self) -> Rules:
+        return self._rules
 
-        return receiving
+
+class _Body:
+    """The body of a request, counted and timed as it comes: it may come without a length, or never."""
+
+    def __init__(self, receive: Receive, guard: Guard) -> None:
+        self._receive = receive
+        self._guard = guard
+        self._until = asyncio.get_running_loop().time() + guard.rules.body_s
+        self._whole = False
+        self.came = 0
+
+    async def receive(self) -> Message:
+        if self._whole:  # what comes now is that the client goes
+            return await self._receive()
+        try:
+            left = self._until - asyncio.get_running_loop().time()
+            message = await asyncio.wait_for(self._receive(), max(left, 0))
+        except asyncio.TimeoutError:
+            raise Fault(408, "the body did not come in time", "timeout", headers=_CLOSE) from None
+        n = len(message.get("body", b""))
+        self.came += n
+        self._guard.take(n)
+        if self.came > self._guard.rules.body_bytes:
+            raise too_large(self._guard.rules.body_bytes)
+        self._whole = not message.get("more_body", False)
+        return message
+
+
+_CLOSE = {"Connection": "close"}
+"""Goes with refusals of a body that has not come whole."""
+
+
+def busy(message: str) -> Fault:
+    return Fault(
+        429, f"{message}; try again later", "queue_full", headers={"Retry-After": str(RETRY_AFTER_S)}
+    )
 
 
 def too_large(limit: int) -> Fault:
-    return Fault(413, f"the body is larger than {limit} bytes, the most that is taken", "body_too_large")
+    return Fault(
+        413,
+        f"the body is larger than {limit} bytes, the most that is taken",
+        "body_too_large",
+        headers=_CLOSE,
+    )
 
 
 def host_name(host: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 
@@ -16,14 +16,14 @@ from starlette.responses import JSONResponse, Response
 
 from ramforge_core import __version__
 from ramforge_core.sampling import SamplingParameters
-from ramforge_core.scheduler import Drawn, Ended
+from ramforge_core.scheduler import Drawn, Ended, Event
 from ramforge_serve import sse
 from ramforge_serve.constrain import grammars_or_fault
-from ramforge_serve.faults import Fault, fault_of
+from ramforge_serve.faults import Fault, streamed
 from ramforge_serve.openai_chat import FINISH, known_model
 from ramforge_serve.service import Answers, Service, in_thread
 from ramforge_serve.tools import CallFinder, render
-from ramforge_serve.waiting import finish
+from ramforge_serve.waiting import finish, pieces
 
 
 class Options(BaseModel):
@@ -33,7 +33,7 @@ class Options(BaseModel):
     top_k: int | None = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     min_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    repeat_penalty: Annotated[float | None, Field(gt=0)] = None
+    repeat_penalty: Annotated[float | None, Field(ge=0.01, le=100)] = None
     repeat_last_n: Annotated[int | None, Field(ge=-1)] = None
     seed: Annotated[int | None, Field(ge=0, lt=2**63)] = None
     num_predict: int | None = None
@@ -91,7 +91,7 @@ class ShowAsked(BaseModel):
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/api/chat")
+    @routes.post("/api/chat", responses=streamed("application/x-ndjson"))
     async def chat(body: ChatAsked, request: Request) -> Response:
         _refuse_images(*(m.images for m in body.messages))
         known_model(service, body.model)
@@ -103,7 +103,7 @@ def router(service: Service) -> APIRouter:
         call.finder = CallFinder([t.get("function", {}).get("name", "") for t in tools]) if tools else None
         return await _answer(service, call, request, await _chat_ids(service, messages, tools))
 
-    @routes.post("/api/generate")
+    @routes.post("/api/generate", responses=streamed("application/x-ndjson"))
     async def generate(body: GenerateAsked, request: Request) -> Response:
         _refuse_images(body.images)
         for name in ("suffix", "context"):
@@ -170,7 +170,8 @@ async def _answer(service: Service, call: _Call, request: Request, ids: list[int
     constraint = None
     if body.format:
         schema = {"type": "object"} if body.format == "json" else body.format
-        constraint = grammars_or_fault(service.grammars, "format").json(dict(schema), "format")
+        grammars = grammars_or_fault(service.grammars, "format")
+        constraint = await in_thread(lambda: grammars.json(dict(schema), "format"))
     raw = isinstance(body, GenerateAsked) and body.raw
     stops = (*body.options.stops(), *(template.text_stops if template and not raw else ()))
     call.answers = service.answers()
@@ -185,10 +186,7 @@ async def _answer(service: Service, call: _Call, request: Request, ids: list[int
     if body.stream:
         return sse.stream(_lines(call, call.answers), "application/x-ndjson")
     text: list[str] = []
-    try:
-        await finish(call.answers, request, lambda _, event: text.append(call.push(event.text)))
-    finally:
-        call.answers.close()
+    await finish(call.answers, request, lambda _, event: text.append(call.push(event.text)))
     rest, calls = call.finish()
     return JSONResponse(call.last("".join([*text, rest]), calls))
 
@@ -242,23 +240,20 @@ class _Call:
         )
 
 
-async def _lines(call: _Call, answers: Answers) -> AsyncIterator[bytes]:
-    try:
-        while answers.running:
-            got = await answers.next(sse.PING_S)
-            if got is None:
-                continue
-            if isinstance(got[1], Drawn) and (text := call.push(got[1].text)):
-                yield _line(call.part(text))
-            elif isinstance(got[1], Ended):
-                rest, calls = call.finish()
-                if rest or calls:
-                    yield _line(call.part(rest, calls))
-                yield _line(call.last(""))
-    except Exception as error:  # the stream has begun: the client is told in it
-        yield _line({"error": fault_of(error).message})
-    finally:
-        answers.close()
+def _lines(call: _Call, answers: Answers) -> AsyncIterator[bytes]:
+    def told(place: int, event: Event) -> Iterator[bytes]:
+        if isinstance(event, Drawn) and (text := call.push(event.text)):
+            yield _line(call.part(text))
+        elif isinstance(event, Ended):
+            rest, calls = call.finish()
+            if rest or calls:
+                yield _line(call.part(rest, calls))
+            yield _line(call.last(""))
+
+    def idle() -> bytes:
+        return _line(call.part(""))  # lines of JSON have no comments
+
+    return pieces(answers, told, idle, lambda fault: _line({"error": fault.message}))
 
 
 def _line(data: dict[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -13,14 +13,14 @@ from attrs import define, field
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from ramforge_core.scheduler import Constraint, Drawn, Ended, Prefilled
+from ramforge_core.scheduler import Drawn, Event, Prefilled
 from ramforge_serve import sse
-from ramforge_serve.constrain import grammars_or_fault
-from ramforge_serve.faults import Fault, fault_of
+from ramforge_serve.constrain import Grammar, grammars_or_fault
+from ramforge_serve.faults import Fault, streamed
 from ramforge_serve.openai_types import ChatRequest, Message
 from ramforge_serve.service import Answers, Service, in_thread
 from ramforge_serve.tools import Call, CallFinder, forced_schema, render
-from ramforge_serve.waiting import finish
+from ramforge_serve.waiting import finish, pieces
 
 FINISH = {"stop": "stop", "length": "length", "context": "length"}
 """What an answer's end is called in OpenAI's interface."""
@@ -29,16 +29,13 @@ FINISH = {"stop": "stop", "length": "length", "context": "length"}
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/chat/completions")
+    @routes.post("/v1/chat/completions", responses=streamed("text/event-stream"))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         call = await _prepare(service, body)
         call.answers.start()
         if body.stream:
             return sse.stream(_events(call))
-        try:
-            await finish(call.answers, request, call.take)
-        finally:
-            call.answers.close()
+        await finish(call.answers, request, call.take)
         return JSONResponse(call.whole())
 
     return routes
@@ -55,7 +52,7 @@ async def _prepare(service: Service, body: ChatRequest) -> _Call:
         raise Fault(400, "this model has no chat template; use /v1/completions", "unsupported", "messages")
     messages = [_plain(message, f"messages.{i}.content") for i, message in enumerate(body.messages)]
     tools, forced = _tools(body)
-    constraint = _constraint(service, body, tools, forced)
+    constraint = await in_thread(lambda: _constraint(service, body, tools, forced))
     ids = await in_thread(lambda: template.encode(render(template, messages, tools)))
     call = _Call(service, body, service.answers())
     stops = (*body.stops(), *template.text_stops)
@@ -66,7 +63,7 @@ async def _prepare(service: Service, body: ChatRequest) -> _Call:
             max_tokens=body.max_completion_tokens or body.max_tokens,
             stop=stops,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-            constraint=constraint(),
+            constraint=constraint and constraint.copy(),
         )
         names = [tool["function"]["name"] for tool in tools]
         call.choices.append(_Choice(CallFinder(names, forced=forced is not None) if tools else None))
@@ -87,7 +84,7 @@ def _tools(body: ChatRequest) -> tuple[list[dict[str, Any]], str | None]:
         )
     if choice == "required":
         return tools, ""
-    name = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
+    name = choice.function.name
     if name not in [tool["function"]["name"] for tool in tools]:
         raise Fault(
             400, f"tool_choice asks for {name!r}, which is none of the tools", "invalid_value", "tool_choice"
@@ -97,13 +94,13 @@ def _tools(body: ChatRequest) -> tuple[list[dict[str, Any]], str | None]:
 
 def _constraint(
     service: Service, body: ChatRequest, tools: list[dict[str, Any]], forced: str | None
-) -> Callable[[], Constraint | None]:
-    """Makes what bounds each of the answers: a must of tools, or the format that was asked for."""
+) -> Grammar | None:
+    """What bounds the answers: a must of tools, or the format that was asked for."""
     wanted = body.response_format
     if forced is not None:
         schema, param = forced_schema(tools, forced or None), "tools"
     elif wanted is None or wanted.type == "text":
-        return lambda: None
+        return None
     elif wanted.type == "json_object":
         schema, param = {"type": "object"}, "response_format"
     elif wanted.json_schema is None or wanted.json_schema.schema_ is None:
@@ -112,8 +109,7 @@ def _constraint(
         )
     else:
         schema, param = wanted.json_schema.schema_, "response_format.json_schema.schema"
-    grammars = grammars_or_fault(service.grammars, param)
-    return lambda: grammars.json(schema, param)
+    return grammars_or_fault(service.grammars, param).json(schema, param)
 
 
 def _plain(message: Message, place: str) -> dict[str, Any]:
@@ -121,7 +117,7 @@ def _plain(message: Message, place: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
     plain = {**message.model_dump(exclude_none=True), "role": role, "content": message.text(place)}
     for call in plain.get("tool_calls", ()):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
     return plain
 
@@ -231,38 +227,32 @@ class _Call:
         return self.chunk(place, {"content": shown}, logprobs=logprobs)
 
 
-async def _events(call: _Call) -> AsyncIterator[bytes]:
+def _events(call: _Call) -> AsyncIterator[bytes]:
     """The events of a streamed answer."""
-    answers = call.answers
-    try:
-        for i in range(len(answers.requests)):
-            yield sse.event(call.chunk(i, {"role": "assistant", "content": ""}))
-        while answers.running:
-            got = await answers.next(sse.PING_S)
-            if got is None:
-                yield sse.comment("waiting")
-                continue
-            place, event = got
-            if isinstance(event, Prefilled):
-                yield sse.comment(f"prompt {event.done} of {event.total} tokens")
-            elif isinstance(event, Drawn):
-                shown = call.choices[place].push(event.text)
-                if shown or event.logprob is not None:
-                    yield sse.event(call.drawn(place, shown, event))
-            elif isinstance(event, Ended):
-                choice = call.choices[place]
-                if rest := choice.finish():
-                    yield sse.event(call.chunk(place, {"content": rest}))
-                for i, found in enumerate(choice.calls):
-                    yield sse.event(call.chunk(place, {"tool_calls": [found.to_openai(i)]}))
-                yield sse.event(call.chunk(place, {}, finish_reason=call.reason(place)))
+
+    def told(place: int, event: Event) -> Iterator[bytes]:
+        choice = call.choices[place]
+        if isinstance(event, Prefilled):
+            yield sse.progress(event)
+        elif isinstance(event, Drawn):
+            shown = choice.push(event.text)
+            if shown or event.logprob is not None:
+                yield sse.event(call.drawn(place, shown, event))
+        else:
+            if rest := choice.finish():
+                yield sse.event(call.chunk(place, {"content": rest}))
+            for i, found in enumerate(choice.calls):
+                yield sse.event(call.chunk(place, {"tool_calls": [found.to_openai(i)]}))
+            yield sse.event(call.chunk(place, {}, finish_reason=call.reason(place)))
+
+    def last() -> Iterator[bytes]:
         if call.body.stream_options is not None and call.body.stream_options.include_usage:
-            yield sse.event({**call.head("chat.completion.chunk"), "choices": [], "usage": usage(answers)})
-    except Exception as error:  # the stream has begun: the client is told in it
-        yield sse.event(fault_of(error).body())
-    finally:
-        answers.close()
-    yield sse.DONE
+            head = call.head("chat.completion.chunk")
+            yield sse.event({**head, "choices": [], "usage": usage(call.answers)})
+
+    roles = [{"role": "assistant", "content": ""}] * len(call.choices)
+    first = b"".join(sse.event(call.chunk(i, role)) for i, role in enumerate(roles))
+    return pieces(call.answers, told, sse.waiting, sse.failed, last, first=first, end=sse.DONE)
 
 
 def usage(answers: Answers) -> dict[str, Any]:

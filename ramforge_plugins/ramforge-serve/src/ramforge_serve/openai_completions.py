@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from attrs import define, field
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from ramforge_core.scheduler import Drawn, Ended, Prefilled
+from ramforge_core.scheduler import Drawn, Ended, Event, Prefilled
 from ramforge_serve import sse
-from ramforge_serve.faults import Fault, fault_of
+from ramforge_serve.faults import Fault, streamed
 from ramforge_serve.openai_chat import FINISH, known_model
 from ramforge_serve.openai_types import MAX_CHOICES, CompletionRequest
 from ramforge_serve.service import Answers, Service, in_thread
-from ramforge_serve.waiting import finish
+from ramforge_serve.waiting import finish, pieces
 
 
 def router(service: Service) -> APIRouter:
     routes = APIRouter()
 
-    @routes.post("/v1/completions")
+    @routes.post("/v1/completions", responses=streamed("text/event-stream"))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         call = await _prepare(service, body)
         call.answers.start()
         if body.stream:
             return sse.stream(_events(call))
-        try:
-            await finish(call.answers, request, call.take)
-        finally:
-            call.answers.close()
+        await finish(call.answers, request, call.take)
         return JSONResponse(call.whole())
 
     return routes
@@ -160,29 +157,22 @@ class _Call:
         }
 
 
-async def _events(call: _Call) -> AsyncIterator[bytes]:
-    answers = call.answers
+def _events(call: _Call) -> AsyncIterator[bytes]:
     asked = call.body.stream_options is not None and call.body.stream_options.include_usage
     nothing = {"usage": None} if asked else {}
-    try:
-        while answers.running:
-            got = await answers.next(sse.PING_S)
-            if got is None:
-                yield sse.comment("waiting")
-                continue
-            place, event = got
-            if isinstance(event, Prefilled):
-                yield sse.comment(f"prompt {event.done} of {event.total} tokens")
-            elif isinstance(event, Drawn) and (event.text or event.logprob is not None):
-                drawn = [(call.choices[place].offset, event)]
-                call.choices[place].offset += len(event.text)
-                yield sse.event(call.part([call.choice(place, event.text, drawn, None)], **nothing))
-            elif isinstance(event, Ended):
-                yield sse.event(call.part([call.choice(place, "", [], call.reason(place))], **nothing))
+
+    def told(place: int, event: Event) -> Iterator[bytes]:
+        if isinstance(event, Prefilled):
+            yield sse.progress(event)
+        elif isinstance(event, Ended):
+            yield sse.event(call.part([call.choice(place, "", [], call.reason(place))], **nothing))
+        elif event.text or event.logprob is not None:
+            drawn = [(call.choices[place].offset, event)]
+            call.choices[place].offset += len(event.text)
+            yield sse.event(call.part([call.choice(place, event.text, drawn, None)], **nothing))
+
+    def last() -> Iterator[bytes]:
         if asked:
             yield sse.event(call.part([], usage=call.usage()))
-    except Exception as error:  # the stream has begun: the client is told in it
-        yield sse.event(fault_of(error).body())
-    finally:
-        answers.close()
-    yield sse.DONE
+
+    return pieces(call.answers, told, sse.waiting, sse.failed, last, end=sse.DONE)

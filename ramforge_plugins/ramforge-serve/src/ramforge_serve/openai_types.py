@@ -63,6 +63,15 @@ class Tool(BaseModel):
     function: FunctionTool
 
 
+class NamedFunction(BaseModel):
+    name: str
+
+
+class ToolChoice(BaseModel):
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
 class StreamOptions(BaseModel):
     include_usage: bool = False
 
@@ -86,7 +95,7 @@ class Sampling(BaseModel):
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     top_k: int | None = None
     min_p: Annotated[float | None, Field(ge=0, le=1)] = None
-    repeat_penalty: Annotated[float | None, Field(gt=0)] = None
+    repeat_penalty: Annotated[float | None, Field(ge=0.01, le=100)] = None
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     stop: str | list[str] | None = None
     n: Annotated[int | None, Field(ge=1, le=MAX_CHOICES)] = None
@@ -121,14 +130,14 @@ class Sampling(BaseModel):
 
 
 class ChatRequest(Sampling):
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Field(ge=0, le=20)] = None
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
 

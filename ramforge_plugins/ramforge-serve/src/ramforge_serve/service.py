@@ -20,8 +20,12 @@ from ramforge_core.sampling import Sampler, SamplingParameters
 from ramforge_core.scheduler import Constraint, Ended, Event, Request, Scheduler
 from ramforge_core.sessions import model_digest
 from ramforge_serve.constrain import Grammars
+from ramforge_serve.faults import Fault
 
 T = TypeVar("T")
+
+_UNREAD = 1000
+"""Events that may wait for a client; one that reads none of them any more is given up."""
 
 
 @define
@@ -78,6 +82,7 @@ class Answers:
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._running: set[int] = set()
+        self._unread = False
         self.requests: list[Request] = []
 
     def add(
@@ -116,7 +121,14 @@ class Answers:
     def _hear(self, place: int, event: Event) -> None:
         """On the scheduler's thread; a loop that is closed has no clients any more."""
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._events.put_nowait, (place, event))
+            self._loop.call_soon_threadsafe(self._put, place, event)
+
+    def _put(self, place: int, event: Event) -> None:
+        self._events.put_nowait((place, event))
+        if self._events.qsize() > _UNREAD and not self._unread:
+            self._unread = True
+            for i in self._running:
+                self._service.scheduler.cancel(self.requests[i])
 
     @property
     def running(self) -> bool:
@@ -133,6 +145,8 @@ class Answers:
             self._count(self.requests[place], event)
             if event.error is not None:
                 raise event.error
+            if self._unread and self.requests[place].answer.finish_reason is None:
+                raise Fault(408, f"the client left {_UNREAD} events unread; it was given up", "timeout")
         return place, event
 
     def close(self) -> None:

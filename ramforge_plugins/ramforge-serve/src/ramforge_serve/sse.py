@@ -8,6 +8,9 @@ from typing import Any
 
 from starlette.responses import StreamingResponse
 
+from ramforge_core.scheduler import Prefilled
+from ramforge_serve.faults import Fault
+
 PING_S = 5.0
 """Seconds of silence after which a comment is sent; clients and proxies give up after 30 or more."""
 
@@ -20,6 +23,18 @@ def event(data: Any) -> bytes:
 
 def comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
+
+
+def progress(event: Prefilled) -> bytes:
+    return comment(f"prompt {event.done} of {event.total} tokens")
+
+
+def waiting() -> bytes:
+    return comment("waiting")
+
+
+def failed(fault: Fault) -> bytes:
+    return event(fault.body())
 
 
 def stream(parts: AsyncIterator[bytes], media_type: str = "text/event-stream") -> StreamingResponse:
