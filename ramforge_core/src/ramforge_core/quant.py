@@ -28,7 +28,7 @@ Packing = Literal["f32", "q8_32", "q8_256"]
 
 ISAS = ("avx512", "avx2", "neon", "portable")
 """Instruction sets that kernels may be written for, the widest first. avx512 means F, BW, DQ, VL and VNNI, avx2
-means AVX2, FMA and F16C."""
+means AVX2, FMA and F16C, neon means AArch64 with dot products of bytes."""
 
 
 @frozen

@@ -5,7 +5,7 @@
  * their order, and a lane holds four neighbours in a row. All that happens inside a superblock is exact in integers;
  * the sums of RF_LANES rows are put side by side before they become floats. So the bits are those of the tiles.
  *
- * For AVX2 and AVX-512; without them a single activation goes the way of the others. The format gives two functions:
+ * For AVX2 and AVX-512; elsewhere a single activation goes the way of the others. The format gives two functions:
  *
  *     #if RF_ROWS
  *     static RF_INLINE void RF_(row_head)(const uint8_t *p, rf_row *t) ...

@@ -22,6 +22,8 @@ static RF_INLINE rf_u32 rf_lookup16(rf_u32 table, rf_u32 index)
     return (rf_u32)_mm512_shuffle_epi8((__m512i)table, (__m512i)index);
 #elif RF_LANES == 8
     return (rf_u32)_mm256_shuffle_epi8((__m256i)table, (__m256i)index);
+#elif defined(RF_NEON)
+    return (rf_u32)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)index);
 #else
     uint8_t from[16], bytes[16];
     rf_u32 v;

@@ -27,6 +27,7 @@ _Q8_256 = np.dtype([("q", "i1", 256), ("sum", "<i2", 16), ("d", "<f4")])
 _ISA_FLAGS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"},
     "avx2": {"avx2", "fma", "f16c"},
+    "neon": {"asimddp"},
 }
 
 
@@ -59,7 +60,8 @@ def machine_isas() -> frozenset[str]:
     """Instruction sets of ``ramforge_core.quant.ISAS`` that this machine can run, as far as Linux says."""
     info = Path("/proc/cpuinfo")
     text = info.read_text() if info.exists() else ""
-    flags = set(next((line.split() for line in text.splitlines() if line.startswith("flags")), []))
+    lines = (line.split() for line in text.splitlines() if line.startswith(("flags", "Features")))
+    flags = set(next(lines, []))
     return frozenset({"portable"} | {isa for isa, needs in _ISA_FLAGS.items() if needs <= flags})
 
 

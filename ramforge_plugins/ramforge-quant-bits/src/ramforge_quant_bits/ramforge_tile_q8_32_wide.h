@@ -38,6 +38,8 @@ static inline int32_t rf_sum16(const uint8_t *act)
     const __m128i x = _mm_xor_si128(_mm_loadu_si128((const __m128i *)act), _mm_set1_epi8(-128));
     const __m128i sums = _mm_sad_epu8(x, _mm_setzero_si128());
     return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - 16 * 128;
+#elif defined(__aarch64__)
+    return vaddlvq_s8(vreinterpretq_s8_u8(vld1q_u8(act)));
 #else
     int32_t sum = 0;
     for (int i = 0; i < 16; i++)

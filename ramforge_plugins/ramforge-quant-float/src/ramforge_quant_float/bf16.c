@@ -11,6 +11,8 @@ static RF_INLINE rf_f32 RF_(load)(const uint8_t *p)
     return (rf_f32)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
 #elif RF_LANES == 8
     return (rf_f32)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+#elif defined(RF_NEON)
+    return (rf_f32)vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16);
 #else
     uint16_t half[4];
     memcpy(half, p, sizeof half);

@@ -11,6 +11,8 @@ static RF_INLINE rf_f32 RF_(load)(const uint8_t *p)
     return (rf_f32)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
 #elif RF_LANES == 8
     return (rf_f32)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+#elif defined(RF_NEON)
+    return (rf_f32)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
 #else
     uint16_t half[4];
     memcpy(half, p, sizeof half);

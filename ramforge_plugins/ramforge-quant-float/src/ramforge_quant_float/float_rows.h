@@ -38,7 +38,7 @@ enum { RF_ROW_BLOCK = 16, RF_SLICE = 512, RF_MANY = 96, RF_STREAM = 3072 };
 #define RF_FMA_INLINE inline __attribute__((always_inline)) RF_FMA_TARGET
 
 #define RF_PARTS (16 / RF_LANES) /* vectors that hold the 16 partial sums */
-#define RF_ACTS (RF_LANES == 16 ? 6 : RF_LANES == 8 ? 3 : 2) /* a group: 4 rows times so many sums fit in registers */
+#define RF_ACTS (RF_GROUP == 8 ? 6 : RF_LANES == 8 ? 3 : 2) /* a group: 4 rows times so many sums fit in registers */
 #define rf_load_fn RF_(rf_load_fn)
 #define rf_fma RF_(rf_fma)
 #define rf_reduce RF_(rf_reduce)
@@ -77,6 +77,8 @@ static RF_FMA_INLINE rf_f32 rf_fma(rf_f32 a, rf_f32 b, rf_f32 c)
     return (rf_f32)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif RF_LANES == 8
     return (rf_f32)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(RF_NEON)
+    return (rf_f32)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #elif defined(__FP_FAST_FMAF)
     return (rf_f32){__builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]),
                     __builtin_fmaf(a[2], b[2], c[2]), __builtin_fmaf(a[3], b[3], c[3])};

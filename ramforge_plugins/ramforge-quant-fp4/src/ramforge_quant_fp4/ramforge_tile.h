@@ -1,8 +1,8 @@
 /* ramforge_tile.h: optional helpers to write the kernels of a block format once, for every instruction set.
  *
  * A format needs none of this: the contract is ramforge_kernel.h. Whoever uses it writes how a block is unpacked,
- * as plain C over "vectors of rows", and gets decode and prefill speed on AVX-512 VNNI, AVX2 and portable C, with
- * bit-identical results. Needs a little-endian machine and -ffp-contract=off.
+ * as plain C over "vectors of rows", and gets decode and prefill speed on AVX-512 VNNI, AVX2, NEON with dot
+ * products and portable C, with bit-identical results. Needs a little-endian machine and -ffp-contract=off.
  *
  * The idea. A tile is RF_LANES consecutive rows, and a lane is a row. The raw bytes of the rows are interleaved dword
  * by dword, so that all later work (masks, shifts, dot products, scales, float sums) is the same for each lane and
@@ -27,6 +27,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "ramforge_kernel.h"
@@ -143,6 +145,18 @@ static inline void rf_prefetch(const uint8_t *p, int64_t bytes)
 #undef RF_LANES
 #undef RF_GROUP
 #undef RF_TARGET
+#elif defined(__aarch64__)
+#define RF_ISA neon
+#define RF_NEON /* has the lanes of portable C */
+#define RF_LANES 4
+#define RF_GROUP 8
+#define RF_TARGET __attribute__((target("arch=armv8.2-a+dotprod")))
+#include RF_FORMAT
+#undef RF_ISA
+#undef RF_NEON
+#undef RF_LANES
+#undef RF_GROUP
+#undef RF_TARGET
 #endif
 
 #else
@@ -191,6 +205,14 @@ static RF_INLINE void rf_interleave(const uint8_t *p, int64_t stride, rf_u32 w[4
     c = _mm256_unpackhi_epi32(v[0], v[1]), d = _mm256_unpackhi_epi32(v[2], v[3]);
     w[0] = (rf_u32)_mm256_unpacklo_epi64(a, b), w[1] = (rf_u32)_mm256_unpackhi_epi64(a, b);
     w[2] = (rf_u32)_mm256_unpacklo_epi64(c, d), w[3] = (rf_u32)_mm256_unpackhi_epi64(c, d);
+#elif defined(RF_NEON)
+    const uint32x4_t r0 = vreinterpretq_u32_u8(vld1q_u8(p)), r1 = vreinterpretq_u32_u8(vld1q_u8(p + stride));
+    const uint32x4_t r2 = vreinterpretq_u32_u8(vld1q_u8(p + 2 * stride));
+    const uint32x4_t r3 = vreinterpretq_u32_u8(vld1q_u8(p + 3 * stride));
+    const uint64x2_t a = vreinterpretq_u64_u32(vtrn1q_u32(r0, r1)), b = vreinterpretq_u64_u32(vtrn1q_u32(r2, r3));
+    const uint64x2_t c = vreinterpretq_u64_u32(vtrn2q_u32(r0, r1)), d = vreinterpretq_u64_u32(vtrn2q_u32(r2, r3));
+    w[0] = (rf_u32)vtrn1q_u64(a, b), w[1] = (rf_u32)vtrn1q_u64(c, d);
+    w[2] = (rf_u32)vtrn2q_u64(a, b), w[3] = (rf_u32)vtrn2q_u64(c, d);
 #else
     RF_UNROLL
     for (int j = 0; j < 4; j++)
@@ -207,6 +229,8 @@ static RF_INLINE rf_f32 rf_f16(rf_u32 half)
 #elif RF_LANES == 8
     __m256i packed = _mm256_packus_epi32((__m256i)half, (__m256i)half);
     return (rf_f32)_mm256_cvtph_ps(_mm256_castsi256_si128(_mm256_permute4x64_epi64(packed, 0x88)));
+#elif defined(RF_NEON)
+    return (rf_f32)vcvt_f32_f16(vreinterpret_f16_u16(vmovn_u32((uint32x4_t)half)));
 #else
     rf_u32 magnitude = half & 0x7fffu;
     rf_u32 special = (rf_u32)((rf_i32)(0x7bffu - magnitude) >> 31) & (112u << 23);
@@ -226,25 +250,32 @@ static RF_INLINE rf_i32 rf_madd(rf_i32 sum, rf_i32 pairs, rf_i32 act)
     return sum + (rf_i32)_mm256_madd_epi16((__m256i)pairs, (__m256i)act);
 #elif defined(__SSE2__)
     return sum + (rf_i32)_mm_madd_epi16((__m128i)pairs, (__m128i)act);
+#elif defined(RF_NEON)
+    const int16x8_t p = (int16x8_t)pairs, a = (int16x8_t)act;
+    return sum + (rf_i32)vpaddq_s32(vmull_s16(vget_low_s16(p), vget_low_s16(a)), vmull_high_s16(p, a));
 #else
     return sum + (pairs << 16 >> 16) * (act << 16 >> 16) + (pairs >> 16) * (act >> 16);
 #endif
 }
 
-#if RF_LANES == 16
 static RF_INLINE rf_u32 rf_signed(rf_u32 q)
 {
-    return q ^ 0x80808080u;
+    return RF_SIGNED_OFFSET ? q ^ 0x80808080u : q;
 }
 
 /* The form in which rf_dots wants a sub-block scale (-2^15 .. 2^15-1). */
 static RF_INLINE rf_i32 rf_scale(rf_i32 scale)
 {
+#if RF_LANES == 16 || defined(RF_NEON)
     return scale;
+#else
+    return (scale & 0xffff) | scale << 16;
+#endif
 }
 
 /* sum[a] += scale * (the dot product of 4 * width weights with activation a), for g activations act_bytes apart.
- * q: width dwords of weights 0..qmax (qmax 128: signed weights after rf_signed). one: the scale is 1. */
+ * q: width dwords (4, 8 or 16) of weights 0..qmax (qmax 128: signed weights after rf_signed). one: the scale is 1. */
+#if RF_LANES == 16
 static RF_INLINE void rf_dots(rf_i32 *sum, const rf_u32 *q, int width, const uint8_t *act, int64_t act_bytes,
                               rf_i32 scale, int one, int qmax, int g)
 {
@@ -264,17 +295,31 @@ static RF_INLINE void rf_dots(rf_i32 *sum, const rf_u32 *q, int width, const uin
     for (int a = 0; a < g; a++)
         sum[a] = one ? (rf_i32)t[a] : sum[a] + scale * (rf_i32)t[a];
 }
+#elif defined(RF_NEON)
+static RF_INLINE void rf_dots(rf_i32 *sum, const rf_u32 *q, int width, const uint8_t *act, int64_t act_bytes,
+                              rf_i32 scale, int one, int qmax, int g)
+{
+    int32x4_t t[RF_GROUP]; /* weights that are not signed are below 128, too */
+    (void)qmax;
+    RF_UNROLL
+    for (int a = 0; a < g; a++)
+        t[a] = one ? (int32x4_t)sum[a] : vdupq_n_s32(0);
+    RF_UNROLL
+    for (int j = 0; j < width; j += 4) {
+        RF_UNROLL
+        for (int a = 0; a < g; a++) {
+            const int8x16_t x = vreinterpretq_s8_u8(vld1q_u8(act + a * act_bytes + 4 * j));
+            t[a] = vdotq_laneq_s32(t[a], (int8x16_t)q[j], x, 0);
+            t[a] = vdotq_laneq_s32(t[a], (int8x16_t)q[j + 1], x, 1);
+            t[a] = vdotq_laneq_s32(t[a], (int8x16_t)q[j + 2], x, 2);
+            t[a] = vdotq_laneq_s32(t[a], (int8x16_t)q[j + 3], x, 3);
+        }
+    }
+    RF_UNROLL
+    for (int a = 0; a < g; a++)
+        sum[a] = one ? (rf_i32)t[a] : sum[a] + scale * (rf_i32)t[a];
+}
 #else
-static RF_INLINE rf_u32 rf_signed(rf_u32 q)
-{
-    return q;
-}
-
-static RF_INLINE rf_i32 rf_scale(rf_i32 scale)
-{
-    return (scale & 0xffff) | scale << 16;
-}
-
 /* q0*a0 + q1*a1 and q2*a2 + q3*a3 as int16; weights at most 128 in size, activations at most 127. */
 static RF_INLINE rf_i16 rf_pairs(rf_u32 q, int32_t act, int qmax)
 {

@@ -14,8 +14,9 @@ NAMES = ("iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq
 SOURCES = Path(__file__).resolve().parent
 ROOT = SOURCES.parents[1]  # setuptools wants paths relative to setup.py
 
-X86 = sys.platform != "win32" and sysconfig.get_platform().endswith("x86_64")
-ISAS = ("portable", "avx2", "avx512") if X86 else ("portable",)
+MACHINE = "" if sys.platform == "win32" else sysconfig.get_platform().rpartition("-")[2]
+WIDER = {"x86_64": ("avx2", "avx512"), "aarch64": ("neon",), "arm64": ("neon",)}
+ISAS = ("portable", *WIDER.get(MACHINE, ()))
 MATMUL = (
     "int rf_{}_matmul_{}(const uint8_t *weights, int64_t row_bytes, int64_t n_rows, int64_t n_cols,"
     " const uint8_t *acts, int64_t act_bytes, int64_t n_acts, float *out, int64_t out_stride);\n"
