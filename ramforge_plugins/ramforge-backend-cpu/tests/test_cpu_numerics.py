@@ -179,3 +179,63 @@ def quantized(quant, shape, rng):
     out = allocate(raw.size)
     out[:] = raw.reshape(-1)
     return out
+
+
+def attention_over(kv_type, options, rng):
+    """A graph of attention alone: token t has row t of the queries, keys and values. 4 heads share 2 of width 32."""
+    n = 1300
+    rows = {
+        "q": rng.standard_normal((n, 128)),
+        "k": rng.standard_normal((n, 64)),
+        "v": rng.standard_normal((n, 96)),
+    }
+    weights = {name: w.astype(np.float32) for name, w in rows.items()} | {
+        "sinks": np.float32([0.5, -1, 3, 0])
+    }
+    g = GraphBuilder({name: w.shape for name, w in weights.items()})
+    with g.stage("only"):
+        q, k, v = (g.embed(name) for name in "qkv")
+        widths = {"heads": 4, "kv_heads": 2, "key_width": 32, "value_width": 48 if kv_type != "q8_0" else 32}
+        if kv_type == "q8_0":
+            v = g.slice(v, 0, 64)
+        g.logits(g.attention(q, k, v, scale=0.4, **widths, **options))
+    return g.finish(), weights, n
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 600, "softcap": 3.0}, {"window": 40, "sinks": "sinks"}],
+                         ids=["whole", "window", "sinks"])  # fmt: skip
+@pytest.mark.parametrize("kv_type", ["f16", "f32", "q8_0"])
+def test_attention_over_many_ranges_of_keys(monkeypatch, kv_type, options):
+    """Whoever computes which range beside whatever other tokens, on any instruction set: the same bits, and right."""
+    graph, weights, n = attention_over(kv_type, options, np.random.default_rng(4))
+    used = [w for w in weights if w != "sinks" or "sinks" in options]
+    weights = {name: weights[name] for name in used}
+    last = range(n - 7, n)
+    results = []
+    for isa in HERE:
+        for threads, ways in ((1, [(7,)]), (2, [(1,) * 7, (3, 4), (7,)])):
+            monkeypatch.setenv(ISA_VARIABLE, ISAS[isa])
+            rig = Rig(
+                CpuBackend(), graph, weights, kv_type=kv_type, threads=threads, max_tokens=n, max_context=n
+            )
+            rig.run(range(n - 7))
+            for sizes in ways:
+                starts = [last.start + sum(sizes[:i]) for i in range(len(sizes))]
+                parts = [range(at, at + size) for at, size in zip(starts, sizes, strict=True)]
+                results.append(np.concatenate([rig.run(part, part) for part in parts]))
+    for got in results[1:]:
+        np.testing.assert_array_equal(got, results[0])
+    reference = pytest.importorskip("ramforge_backend_numpy").NumpyBackend()
+    oracle = Rig(reference, graph, weights, kv_type=kv_type, max_tokens=n, max_context=n)
+    np.testing.assert_allclose(results[0], oracle.run(range(n))[-7:], rtol=2e-5, atol=2e-5)
+
+
+def test_the_end_of_a_stopped_pass_does_not_reach_into_the_next():
+    """What is counted of a pass that stopped among its ranges is forgotten."""
+    graph, weights, n = attention_over("f16", {}, np.random.default_rng(5))
+    weights.pop("sinks")
+    rig = Rig(CpuBackend(), graph, weights, kv_type="f16", threads=2, max_tokens=n, max_context=n)
+    rig.run(range(n - 1))
+    right = rig.run([n - 1], [n - 1])
+    rig.program._alive["parts_done"][:] = 1
+    np.testing.assert_array_equal(rig.run([n - 1], [n - 1]), right)

@@ -118,14 +118,12 @@ class CpuProgram(Program):
 
     @property
     def _scratch_floats(self) -> int:
-        """Of one thread: attention's scores, or the cos and sin of a token."""
+        """Of one thread: attention's tiles, or the cos and sin of a token."""
         lib = native().lib
         floats = 64
         for op in self.graph.ops:
             if isinstance(op, Attention):
-                floats = max(
-                    floats, lib.rf_attend_scratch(self.limits.max_context, op.key_width, op.value_width)
-                )
+                floats = max(floats, lib.rf_attend_scratch(op.key_width, op.value_width))
             elif isinstance(op, Rope):
                 floats = max(floats, op.rotary_width + 32)
             elif isinstance(op, Route):
@@ -134,6 +132,15 @@ class CpuProgram(Program):
                 acts = max(self._act_bytes(name) for name in op.expert_weights)
                 floats = max(floats, lib.rf_moe_scratch(acts))
         return int(-(-floats // 16) * 16)
+
+    @property
+    def _attention_parts(self) -> tuple[int, int]:
+        """Floats and counters for attention whose keys are split among threads."""
+        lib, ops = native().lib, [op for op in self.graph.ops if isinstance(op, Attention)]
+        if self.threads == 1 or not ops:
+            return 16, 16
+        floats = [lib.rf_attend_parts(self.limits.max_context, op.heads, op.value_width) for op in ops]
+        return max(floats), max(lib.rf_attend_counters(op.heads) for op in ops)
 
     def _act_bytes(self, weight: str) -> int:
         """Of one activation as the matrix wants it."""
@@ -146,7 +153,8 @@ class CpuProgram(Program):
         vectors = sum(4 * int(np.prod(self.specs[n].shape)) for n in self._vector_names())
         tables = len(self._list.units) * 400 + len(self._list.places) * 32
         values = 4 * n_tokens * self._list.floats_per_token
-        return decoded + vectors + tables + values + 4 * self.threads * self._scratch_floats
+        scratch = self.threads * self._scratch_floats + sum(self._attention_parts)
+        return decoded + vectors + tables + values + 4 * scratch
 
     def _vector_names(self) -> set[str]:
         return {name for op in self.graph.ops for name in op_weights(op)} - set(self._kernels)
@@ -156,6 +164,9 @@ class CpuProgram(Program):
         try:
             self._alive["workspace"] = allocate(4 * n * self._list.floats_per_token)
             self._alive["scratch"] = allocate(4 * self.threads * self._scratch_floats)
+            floats, counters = self._attention_parts
+            self._alive["parts"] = allocate(4 * floats)
+            self._alive["parts_done"] = np.zeros(counters, np.int32)
         except MemoryError as error:
             raise OutOfMemoryError(
                 f"no memory for the workspace of {self.workspace_bytes(n)} bytes; allow fewer tokens in a pass ({n}), "
@@ -197,6 +208,9 @@ class CpuProgram(Program):
         run.workspace = ffi.cast("float *", self._alive["workspace"].ctypes.data)
         run.scratch = ffi.cast("float *", self._alive["scratch"].ctypes.data)
         run.scratch_floats = self._scratch_floats
+        run.parts = ffi.cast("float *", self._alive["parts"].ctypes.data)
+        run.part_ranges = native().lib.rf_attend_ranges(self.limits.max_context)
+        run.parts_done = ffi.from_buffer("int32_t[]", self._alive["parts_done"])
         run.chunk_positions = CHUNK_POSITIONS
         run.kv_type = getattr(native().lib, f"RF_KV_{self.limits.kv_layout.type.upper()}")
 
@@ -349,6 +363,7 @@ class CpuProgram(Program):
         run.first_expert, run.last_expert = (0, _ALL) if experts is None else (experts.start, experts.stop)
         n_bytes = 8 * (run.last - run.first)
         ffi.memmove(run.next_task + run.first, bytes(n_bytes), n_bytes)
+        self._alive["parts_done"][:] = 0  # a run that was stopped leaves counts
         result = native().lib.rf_pool_run(self._pool, run)
         if result == native().lib.RF_STOPPED:
             raise Interrupted("the pass was stopped")

@@ -97,6 +97,9 @@ typedef struct {
     float *workspace;    /* 64-byte aligned */
     float *scratch;      /* 64-byte aligned, scratch_floats for each thread */
     int64_t scratch_floats;
+    float *parts;        /* 64-byte aligned, of attention whose keys are split among threads */
+    int64_t part_ranges; /* ranges of keys of the longest context */
+    int32_t *parts_done; /* by task of a whole range, zeros between units */
     float *logits;       /* (W, vocab) */
 
     int64_t n_tokens, n_wanted;
@@ -126,8 +129,13 @@ int rf_pool_run(rf_pool *pool, rf_run *run);
 const char *rf_isa_name(int isa);
 int rf_isa_here(int isa);
 
-/* Floats of scratch that one thread needs for attention over `context` positions. */
-int64_t rf_attend_scratch(int64_t context, int64_t key_width, int64_t value_width);
+/* Floats of scratch that one thread needs for attention. */
+int64_t rf_attend_scratch(int64_t key_width, int64_t value_width);
+
+/* Ranges of keys in `context` positions, and floats and counters that parts of attention over them need. */
+int64_t rf_attend_ranges(int64_t context);
+int64_t rf_attend_parts(int64_t context, int64_t heads, int64_t value_width);
+int64_t rf_attend_counters(int64_t heads);
 
 /* Floats of scratch that one thread needs for experts whose packed activations have so many bytes. */
 int64_t rf_moe_scratch(int64_t act_bytes);

@@ -3,10 +3,12 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #define RF_NAME(x) x##_avx512
-#define RF_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c")))
+#define RF_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,fma")))
 #define RF_HAVE_F16C
 #define RF_HAVE_AVX512
-#define RF_QK_KEYS 16
-#define RF_PV_LANES 4
+#define RF_SCORE_ROWS 4
+#define RF_SCORE_SUMS 16
+#define RF_VALUE_ROWS 4
+#define RF_VALUE_SUMS 16
 #include "table.h"
 #endif

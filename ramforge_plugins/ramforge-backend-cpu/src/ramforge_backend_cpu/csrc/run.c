@@ -22,6 +22,7 @@ typedef struct {
     int64_t n;      /* tasks */
     int64_t size;   /* rows of `out`, rows of the weight, or heads in a task */
     int parallel;
+    int64_t tokens, ranges; /* attention: tokens in a task; tasks that share the keys of some rows */
 } plan;
 
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -35,20 +36,34 @@ static plan plan_matmul(const rf_unit *u, int64_t rows, int n_threads)
     size = size < fair ? size : fair;
     size = size < KERNEL_ROWS ? KERNEL_ROWS : size / KERNEL_ROWS * KERNEL_ROWS;
     int64_t n = divide_up(u->n_rows, size);
-    return (plan){n, size, n > 1 && u->n_rows * u->n_cols * rows >= MIN_PARALLEL_FLOATS};
+    return (plan){.n = n, .size = size, .parallel = n > 1 && u->n_rows * u->n_cols * rows >= MIN_PARALLEL_FLOATS};
 }
 
-/* A task is a token and some of the query heads that share a key/value head. */
+/* A task is some tokens, some of the query heads that share a key/value head, and all ranges of keys or one. */
 static plan plan_attend(const rf_run *run, const rf_unit *u, int n_threads)
 {
-    int64_t shared = u->heads / u->kv_heads, size = shared < RF_ATTEND_HEADS ? shared : RF_ATTEND_HEADS;
-    while (size > 1 && run->n_tokens * u->kv_heads * divide_up(shared, size) < 2 * n_threads)
-        size = divide_up(size, 2);
-    int64_t seen = 0;
-    for (int64_t t = 0; t < run->n_tokens; t++)
-        seen += u->window && run->positions[t] >= u->window ? u->window : run->positions[t] + 1;
-    int64_t n = run->n_tokens * u->kv_heads * divide_up(shared, size);
-    return (plan){n, size, seen * u->heads * (u->key_width + u->value_width) >= MIN_PARALLEL_SCORES};
+    int64_t shared = u->heads / u->kv_heads, heads = shared < RF_ATTEND_ROWS ? shared : RF_ATTEND_ROWS;
+    int64_t tokens = RF_ATTEND_ROWS / heads, seen = 0, end = 0;
+    tokens = tokens < run->n_tokens ? tokens : run->n_tokens;
+    for (int64_t t = 0; t < run->n_tokens; t++) {
+        int64_t position = run->positions[t];
+        seen += u->window && position >= u->window ? u->window : position + 1;
+        end = position >= end ? position + 1 : end;
+    }
+    plan p = {.parallel = seen * u->heads * (u->key_width + u->value_width) >= MIN_PARALLEL_SCORES};
+    p.ranges = run->n_tokens <= RF_SPLIT_TOKENS && n_threads > 1 ? divide_up(end, RF_RANGE_KEYS) : 1;
+    for (;;) {
+        p.n = divide_up(run->n_tokens, tokens) * u->kv_heads * divide_up(shared, heads) * p.ranges;
+        if (p.n >= 2 * n_threads || (tokens == 1 && heads == 1))
+            break;
+        if (tokens > 1)
+            tokens = divide_up(tokens, 2);
+        else
+            heads = divide_up(heads, 2);
+    }
+    p.tokens = tokens;
+    p.size = heads;
+    return p;
 }
 
 /* A task is some rows of what every expert gives, for all tokens. */
@@ -62,24 +77,27 @@ static plan plan_moe(const rf_unit *u, int64_t rows, int n_threads)
     size = size < RF_MOE_ROWS ? size : RF_MOE_ROWS;
     size = size < KERNEL_ROWS ? KERNEL_ROWS : size / KERNEL_ROWS * KERNEL_ROWS;
     int64_t n = divide_up(e->n_rows, size);
-    return (plan){n, size, n > 1 && e->n_rows * e->n_cols * rows * u->chosen >= MIN_PARALLEL_FLOATS};
+    int parallel = n > 1 && e->n_rows * e->n_cols * rows * u->chosen >= MIN_PARALLEL_FLOATS;
+    return (plan){.n = n, .size = size, .parallel = parallel};
 }
 
 static plan plan_unit(const rf_run *run, const rf_unit *u, int n_threads)
 {
     int64_t rows = u->wanted ? run->n_wanted : run->n_tokens;
     if (rows == 0)
-        return (plan){0, 1, 0};
+        return (plan){.n = 0, .size = 1, .parallel = 0};
     if (u->kind == RF_MATMUL)
         return plan_matmul(u, rows, n_threads);
     if (u->kind == RF_HEADS)
-        return (plan){u->heads, 1, u->heads * u->n_rows * u->n_cols * rows >= MIN_PARALLEL_FLOATS};
+        return (plan){.n = u->heads, .size = 1,
+                      .parallel = u->heads * u->n_rows * u->n_cols * rows >= MIN_PARALLEL_FLOATS};
     if (u->kind == RF_ATTEND)
         return plan_attend(run, u, n_threads);
     if (u->kind == RF_MOE_UP || u->kind == RF_MOE_DOWN)
         return plan_moe(u, rows, n_threads);
     int64_t size = divide_up(rows, n_threads * 4), width = run->values[u->out < 0 ? u->a : u->out].width;
-    return (plan){divide_up(rows, size), size, rows > 1 && rows * width >= MIN_PARALLEL_FLOATS};
+    int parallel = rows > 1 && rows * width >= MIN_PARALLEL_FLOATS;
+    return (plan){.n = divide_up(rows, size), .size = size, .parallel = parallel};
 }
 
 static int do_matmul(const rf_table *table, const rf_run *run, const rf_unit *u, int64_t row, int64_t n_rows)
@@ -119,14 +137,25 @@ static int do_embed(const rf_run *run, const rf_unit *u, int64_t first, int64_t 
     return result;
 }
 
-static int do_attend(const rf_table *table, const rf_run *run, const rf_unit *u, int64_t task, int64_t size,
+static int do_attend(const rf_table *table, const rf_run *run, const rf_unit *u, const plan *p, int64_t task,
                      float *scratch)
 {
-    int64_t shared = u->heads / u->kv_heads, parts = divide_up(shared, size);
-    int64_t t = run->n_tokens - 1 - task / (u->kv_heads * parts); /* late tokens see most: they come first */
-    int64_t group = task / parts % u->kv_heads, head = task % parts * size;
-    int64_t n = shared - head < size ? shared - head : size;
-    table->attend(run, u, t, group, group * shared + head, n, scratch);
+    int64_t shared = u->heads / u->kv_heads, parts = divide_up(shared, p->size), rows = task / p->ranges;
+    /* late tokens see most: they come first */
+    int64_t first = (divide_up(run->n_tokens, p->tokens) - 1 - rows / (u->kv_heads * parts)) * p->tokens;
+    int64_t last = first + p->tokens < run->n_tokens ? first + p->tokens : run->n_tokens;
+    int64_t group = rows / parts % u->kv_heads, head = rows % parts * p->size;
+    int64_t heads = shared - head < p->size ? shared - head : p->size;
+    head += group * shared;
+    if (p->ranges == 1) {
+        table->attend(run, u, first, last, group, head, heads, RF_ALL_RANGES, scratch);
+        return 0;
+    }
+    table->attend(run, u, first, last, group, head, heads, task % p->ranges, scratch);
+    if (__atomic_add_fetch(&run->parts_done[rows], 1, __ATOMIC_ACQ_REL) == p->ranges) {
+        __atomic_store_n(&run->parts_done[rows], 0, __ATOMIC_RELAXED);
+        table->attend(run, u, first, last, group, head, heads, RF_MERGE_RANGES, scratch);
+    }
     return 0;
 }
 
@@ -135,7 +164,7 @@ static int do_task(const rf_table *table, const rf_run *run, const rf_unit *u, c
                    float *scratch)
 {
     if (u->kind == RF_ATTEND)
-        return do_attend(table, run, u, task, p->size, scratch);
+        return do_attend(table, run, u, p, task, scratch);
     if (u->kind == RF_HEADS)
         return do_head(table, run, u, task);
     int64_t rows = u->experts ? u->experts->n_rows

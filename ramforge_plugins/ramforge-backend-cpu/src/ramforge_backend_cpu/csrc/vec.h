@@ -10,6 +10,8 @@
 #include <string.h>
 #ifdef RF_HAVE_F16C
 #include <immintrin.h>
+#elif defined(RF_HAVE_NEON)
+#include <arm_neon.h>
 #endif
 
 #define RF_FN static __attribute__((unused)) RF_TARGET
@@ -18,6 +20,8 @@
 typedef float v16 __attribute__((vector_size(64)));
 typedef float v8 __attribute__((vector_size(32)));
 typedef float v4 __attribute__((vector_size(16)));
+typedef double v8d __attribute__((vector_size(64)));
+typedef int64_t v8l __attribute__((vector_size(64)));
 typedef int32_t i16 __attribute__((vector_size(64)));
 typedef float v16u __attribute__((vector_size(64), aligned(4), may_alias)); /* at any float */
 
@@ -46,6 +50,43 @@ RF_INLINE void v_store_part(float *p, v16 x, int64_t n)
 RF_INLINE v16 v_select(i16 mask, v16 a, v16 b) { return (v16)((mask & (i16)a) | (~mask & (i16)b)); }
 RF_INLINE v16 v_abs(v16 x) { return (v16)((i16)x & 0x7fffffff); }
 RF_INLINE v16 v_max(v16 a, v16 b) { return v_select(a > b, a, b); }
+
+/* a * b + c, rounded once. */
+RF_INLINE v16 v_fma(v16 a, v16 b, v16 c)
+{
+#if defined(RF_HAVE_AVX512)
+    return (v16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(RF_HAVE_F16C)
+    union { v16 all; __m256 half[2]; } x = {a}, y = {b}, z = {c};
+    z.half[0] = _mm256_fmadd_ps(x.half[0], y.half[0], z.half[0]);
+    z.half[1] = _mm256_fmadd_ps(x.half[1], y.half[1], z.half[1]);
+    return z.all;
+#elif defined(RF_HAVE_NEON)
+    union { v16 all; float32x4_t quarter[4]; } x = {a}, y = {b}, z = {c};
+    for (int i = 0; i < 4; i++)
+        z.quarter[i] = vfmaq_f32(z.quarter[i], x.quarter[i], y.quarter[i]);
+    return z.all;
+#elif defined(__FP_FAST_FMAF)
+    for (int i = 0; i < 16; i++)
+        c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    /* In double the product is exact, and the sum is rounded to odd: where it is not exact and its last bit is 0, it
+     * goes to its other neighbour. Rounding that to float gives what a single rounding gives (Boldo and Melquiond,
+     * "Emulation of FMA and correctly rounded sums", 2008). */
+    union { v16 all; v8 half[2]; } x = {a}, y = {b}, z = {c};
+    for (int i = 0; i < 2; i++) {
+        v8d addend = __builtin_convertvector(z.half[i], v8d);
+        v8d product = __builtin_convertvector(x.half[i], v8d) * __builtin_convertvector(y.half[i], v8d);
+        v8d sum = product + addend, back = sum - product;
+        v8d error = (product - (sum - back)) + (addend - back);
+        v8l inexact = (error > 0) | (error < 0); /* neither where it is not a number */
+        v8l toward_zero = (error > 0) ^ (sum > 0), even = ((v8l)sum & 1) - 1;
+        z.half[i] = __builtin_convertvector((v8d)((v8l)sum + (((toward_zero << 1) + 1) & inexact & even)), v8);
+    }
+    return z.all;
+#endif
+}
 
 /* (((s0+s8)+(s4+s12)) + ((s2+s10)+(s6+s14))) + (the same of the odd lanes): the order of ramforge_kernel.h. */
 RF_INLINE float v_sum(v16 s)
@@ -77,13 +118,33 @@ RF_INLINE void v_sums(const v16 *s, int n, float *out)
         return;
     }
 #endif
-    for (int i = 0; i < n; i++)
+    int i = 0;
+#ifdef RF_HAVE_F16C
+    for (; i + 4 <= n; i += 4) {
+        __m128 part[4];
+        for (int j = 0; j < 4; j++) {
+            union { v16 all; __m256 half[2]; } x = {s[i + j]};
+            __m256 y = _mm256_add_ps(x.half[0], x.half[1]);
+            part[j] = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+        }
+        _MM_TRANSPOSE4_PS(part[0], part[1], part[2], part[3]);
+        _mm_storeu_ps(out + i, _mm_add_ps(_mm_add_ps(part[0], part[2]), _mm_add_ps(part[1], part[3])));
+    }
+#endif
+    for (; i < n; i++)
         out[i] = v_sum(s[i]);
 }
 
-/* The largest lane. */
+/* The largest lane; none may be not a number. */
 RF_INLINE float v_highest(v16 s)
 {
+#ifdef RF_HAVE_F16C
+    union { v16 all; __m256 half[2]; } y = {s};
+    __m256 h = _mm256_max_ps(y.half[0], y.half[1]);
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+#endif
     union { v16 all; float lane[16]; } x = {s};
     float m = x.lane[0];
     for (int i = 1; i < 16; i++)
@@ -109,6 +170,11 @@ RF_INLINE v16 v_from_f16(const uint16_t *p)
     union { v16 all; __m256 half[2]; } x;
     x.half[0] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
     x.half[1] = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(p + 8)));
+    return x.all;
+#elif defined(RF_HAVE_NEON)
+    union { v16 all; float32x4_t quarter[4]; } x;
+    for (int i = 0; i < 4; i++)
+        x.quarter[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)));
     return x.all;
 #else
     typedef uint32_t u16v __attribute__((vector_size(64)));
@@ -155,6 +221,10 @@ RF_INLINE void v_to_f16(uint16_t *p, v16 x)
     union { v16 all; __m256 half[2]; } y = {x};
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(y.half[0], 0));
     _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(y.half[1], 0));
+#elif defined(RF_HAVE_NEON)
+    union { v16 all; float32x4_t quarter[4]; } y = {x};
+    for (int i = 0; i < 4; i++)
+        vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(y.quarter[i])));
 #else
     for (int i = 0; i < 16; i++)
         p[i] = f16_from(x[i]);
