@@ -124,7 +124,7 @@ def test_a_port_is_taken_before_the_model_is_loaded(tmp_path):
 def test_memory_for_requests_is_reserved(started):
     _, address = started("--ram", "300M")
     memory = get(f"{address}/status").json()["memory"]
-    assert memory["by_tag"]["reserved"] == 12 << 20
+    assert memory["by_tag"]["reserved"] == 16 << 20
     assert sum(memory["by_tag"].values()) == memory["used_bytes"] <= 300 << 20
 
 

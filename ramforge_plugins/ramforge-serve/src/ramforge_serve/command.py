@@ -10,10 +10,10 @@ import click
 
 _log = logging.getLogger("ramforge")
 
-_BODY_BYTES, _BODY_BYTES_PER_TOKEN = 256 << 10, 64
+_BODY_BYTES, _BODY_BYTES_PER_TOKEN = 64 << 10, 64
 """What a request may bring: more than a prompt that fits, so that longer ones are refused by their tokens."""
 
-_RESERVE_BYTES = 12 << 20
+_RESERVE_BYTES = 16 << 20
 """For requests under way: bodies, what they are parsed to, events that wait, grammars."""
 
 

@@ -16,8 +16,8 @@ from ramforge_serve.faults import Fault
 _BLANKS = r"\n? {0,16}"
 """Between the parts of JSON: lines and indents, but no end of them, which small models like too well."""
 
-_SCHEMA_BYTES = 64 << 10
-"""With the limits below, a schema takes at most seconds to read, half a second for a token, and some 40 MB; the
+_SCHEMA_BYTES = 32 << 10
+"""With the limits below, a schema takes at most seconds to read, half a second for a token, and some 10 MB; the
 library's own limits are ten times as wide in memory."""
 
 

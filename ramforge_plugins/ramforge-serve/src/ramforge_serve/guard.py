@@ -25,7 +25,7 @@ class Rules:
 
     hosts : names by which clients may call this server, "*" for all; addresses are none, and always let in.
     origins : web pages of others that may ask, "*" for all.
-    body_bytes : the most that a request may bring; all that are under way may bring four times as much.
+    body_bytes : the most that a request may bring; all that are under way may bring twice as much.
     body_s : seconds that a body may take to come. requests : the most that may be under way.
     """
 
@@ -152,7 +152,7 @@ class Guard:
     def take(self, n: int) -> None:
         """Count bytes of a body. Raises Fault if all bodies together are too many."""
         self._bytes += n
-        if self._bytes > 4 * self._rules.body_bytes:
+        if self._bytes > 2 * self._rules.body_bytes:
             raise busy(f"{self._bytes} bytes of requests are under way already")
 
     @property

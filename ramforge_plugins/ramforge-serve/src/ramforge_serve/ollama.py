@@ -21,6 +21,7 @@ from ramforge_serve import sse
 from ramforge_serve.constrain import grammars_or_fault
 from ramforge_serve.faults import Fault, streamed
 from ramforge_serve.openai_chat import FINISH, known_model
+from ramforge_serve.openai_types import MAX_MESSAGES
 from ramforge_serve.service import Answers, Service, in_thread
 from ramforge_serve.tools import CallFinder, render
 from ramforge_serve.waiting import finish, pieces
@@ -71,7 +72,7 @@ class Asked(BaseModel):
 
 
 class ChatAsked(Asked):
-    messages: list[Message] = []
+    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] = []
     tools: list[dict[str, Any]] | None = None
 
 

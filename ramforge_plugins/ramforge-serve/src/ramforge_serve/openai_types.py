@@ -13,6 +13,10 @@ from ramforge_serve.faults import Fault
 MAX_CHOICES = 8
 
 
+MAX_MESSAGES = 1024
+"""Of one request. Each takes a few tokens of the context, and much more memory than it has characters."""
+
+
 class TextPart(BaseModel):
     type: str
     text: str = ""
@@ -130,7 +134,7 @@ class Sampling(BaseModel):
 
 
 class ChatRequest(Sampling):
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int | None, Field(ge=1)] = None
     max_completion_tokens: Annotated[int | None, Field(ge=1)] = None
     logprobs: bool | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,15 +18,18 @@ from ramforge_core.answer import Answer
 from ramforge_core.api import LanguageModel
 from ramforge_core.errors import ContextFullError, ParameterError
 from ramforge_core.sampling import Sampler, SamplingParameters
-from ramforge_core.scheduler import Constraint, Ended, Event, Request, Scheduler
+from ramforge_core.scheduler import Constraint, Drawn, Ended, Event, Request, Scheduler
 from ramforge_core.sessions import model_digest
 from ramforge_serve.constrain import Grammars
 from ramforge_serve.faults import Fault
 
 T = TypeVar("T")
 
-_UNREAD = 1000
-"""Events that may wait for a client; one that reads none of them any more is given up."""
+_UNREAD = 2000
+"""Tokens, likely ones that are reported included, that may wait for a client; one that takes none any more is given up.
+"""
+_PREPARING = ThreadPoolExecutor(1, "ramforge-prepare")
+"""One, so that only one prompt at a time takes the memory that rendering wants."""
 
 
 @define
@@ -124,11 +128,16 @@ class Answers:
             self._loop.call_soon_threadsafe(self._put, place, event)
 
     def _put(self, place: int, event: Event) -> None:
-        self._events.put_nowait((place, event))
-        if self._events.qsize() > _UNREAD and not self._unread:
+        if self._unread:
+            return
+        weight = 1 + len(event.top) if isinstance(event, Drawn) else 1
+        if self._events.qsize() * weight > _UNREAD:
             self._unread = True
+            self._events = asyncio.Queue()  # nobody waits at the old one: it is full
+            event = Ended(Fault(408, f"the client left {_UNREAD} tokens unread; it was given up", "timeout"))
             for i in self._running:
                 self._service.scheduler.cancel(self.requests[i])
+        self._events.put_nowait((place, event))
 
     @property
     def running(self) -> bool:
@@ -145,8 +154,6 @@ class Answers:
             self._count(self.requests[place], event)
             if event.error is not None:
                 raise event.error
-            if self._unread and self.requests[place].answer.finish_reason is None:
-                raise Fault(408, f"the client left {_UNREAD} events unread; it was given up", "timeout")
         return place, event
 
     def close(self) -> None:
@@ -166,4 +173,4 @@ class Answers:
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Rendering and tokenizing a long prompt takes long enough to keep other clients waiting."""
-    return await asyncio.get_running_loop().run_in_executor(None, work)
+    return await asyncio.get_running_loop().run_in_executor(_PREPARING, work)
