@@ -12,7 +12,7 @@ FLAGS = ["-O3", "-std=gnu11", "-ffp-contract=off", "-Wno-psabi", "-pthread"]
 ROOT = SOURCES.parents[2]  # setuptools wants paths relative to setup.py
 
 ffi = FFI()
-ffi.cdef("".join(line for line in (SOURCES / "api.h").open() if not line.startswith("#")))
+ffi.cdef("\n".join(line for line in (SOURCES / "api.h").read_text().splitlines() if not line.startswith("#")))
 ffi.set_source(
     "ramforge_backend_cpu._native",
     '#include "api.h"',
