@@ -195,20 +195,6 @@ def test_the_budget_holds_for_all_clients_together():
         assert budget.peak <= budget.limit
 
 
-def test_memory_does_not_grow_round_by_round():
-    """One sequence: how much of the cache of several is touched depends on who came when."""
-    with service_of(ctx=256, sequences=1) as service, listening(service) as address:
-
-        def rounds(n):
-            with ThreadPoolExecutor(4) as clients:
-                list(clients.map(lambda i: post(address + CHAT, asking(f"Count to {i}.", seed=i)), range(n)))
-            return process_memory().rss
-
-        rounds(24)
-        before = rounds(24)
-        assert rounds(48) < before + (8 << 20)
-
-
 # -- clients that go or wait ----------------------------------------------------------------------------------------
 
 
