@@ -3,10 +3,13 @@
  *     kernels INPUT OUTPUT
  *
  * A case is eight int64 (format, instruction set, n_rows, n_cols, row_bytes, n_acts, act_bytes, values of a block),
- * then the rows and the activations; its result is the decoded rows, then the products. formats.h is generated. */
+ * then the rows and the activations; its result is the decoded rows, then the products. Whoever reads or writes past
+ * the end of any of these dies. formats.h is generated. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include "formats.h"
 #include "ramforge_kernel.h"
@@ -24,12 +27,14 @@ static const struct {
     ramforge_matmul_fn matmul[2];
 } formats[] = {FORMATS(ROW)};
 
+/* Memory whose end is that of a page, the next one being forbidden; the process gives it back. */
 static void *room(int64_t bytes)
 {
-    void *p = malloc((size_t)bytes + 1);
-    if (!p)
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), whole = ((size_t)bytes + page - 1) / page * page;
+    uint8_t *p = mmap(NULL, whole + page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED || mprotect(p + whole, page, PROT_NONE) != 0)
         exit(3);
-    return p;
+    return p + whole - bytes;
 }
 
 int main(int argc, char **argv)
@@ -50,7 +55,6 @@ int main(int argc, char **argv)
             return 1;
         fwrite(decoded, 4, (size_t)(c[2] * c[3]), out);
         fwrite(products, 4, (size_t)(c[5] * c[2]), out);
-        free(weights), free(acts), free(decoded), free(products);
     }
     return fclose(out) ? 2 : 0;
 }
