@@ -1,8 +1,9 @@
 /* isa.h: one table of functions per instruction set, all compiled from the same text.
  *
  * A file isa_<name>.c sets RF_ISA and RF_TARGET and includes vec.h, math.h, ops.h, attention.h and pack.h. The text
- * is written for 16 float lanes as a gcc vector; each target splits it into what it has. Since no compiler
- * may fuse or reorder (-ffp-contract=off, no fast math) and v_fma rounds once on all of them, every instruction set gives the same bits. */
+ * is written for 16 float lanes as a gcc vector; each target splits it into what it has. Since no compiler may fuse or
+ * reorder (-ffp-contract=off, no fast math), and v_fma rounds once everywhere, all instruction sets give the same
+ * bits. */
 #ifndef RAMFORGE_CPU_ISA_H
 #define RAMFORGE_CPU_ISA_H
 #include "api.h"
