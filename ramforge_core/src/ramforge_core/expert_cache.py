@@ -176,9 +176,10 @@ class ExpertCache:
 
     def _settle(self, layer: _Layer, expert: int, needed: Sequence[int]) -> None:
         """An expert was used: if it has just come it is kept, in the place of a worse one, or forgotten."""
-        if expert in layer.kept:
+        coming = self._coming.pop(expert, None)
+        if coming is None:  # it was kept, and may have given its place to one that was used with it
             return
-        slot = self._coming.pop(expert).slot
+        slot = coming.slot
         if len(layer.kept) < layer.share.kept:
             layer.kept[expert] = slot
         elif (worse := layer.worse_than(expert, needed)) is not None:
