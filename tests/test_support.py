@@ -132,7 +132,7 @@ def test_unsupported_type_is_named_with_its_tensors(everything, tmp_path):
     assert not found.runnable
     assert (
         "unsupported tensor type 39 (mxfp4) in 5 tensors (blk.0.w, blk.1.w, blk.2.w and 2 more); "
-        "supported: q1_x, q2_x; the package to try is ramforge-quant-mxfp4"
+        "supported: q1_x, q2_x; the package to try is ramforge-quant-fp4"
     ) in found.reasons
     (use,) = found.formats
     assert (use.ggml_type, use.tensors, use.nbytes, use.supported) == (39, 5, 85, False)
@@ -149,11 +149,11 @@ def test_type_ids_that_nobody_knows(everything, tmp_path, ggml_type, label):
 
 
 def test_format_of_a_broken_plugin(everything, tmp_path):
-    everything.quant("ramforge-quant-mxfp4", "mxfp4", "raise OSError('libmx.so')")
+    everything.quant("ramforge-quant-fp4", "mxfp4", "raise OSError('libmx.so')")
     found = [r for r in reasons(everything, model(tmp_path, MXFP4)) if "libmx.so" in r]
     assert len(found) == 1
     assert "5 tensors (blk.0.w" in found[0]
-    assert "ramforge-quant-mxfp4 0.1.0" in found[0]
+    assert "ramforge-quant-fp4 0.1.0" in found[0]
 
 
 def test_architecture_that_is_only_declared(everything, tmp_path):
