@@ -13,7 +13,9 @@ from ramforge_core.testing.gguf_writer import write_gguf
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PAGES = (DOCS / "plugins.md", *sorted((DOCS / "plugins").glob("*.md")))
 GUIDE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-MODULES = {match[1]: match[2] for match in re.finditer(r"```python\n# (\w+)\.py\n(.*?)```", GUIDE, re.DOTALL)}
+FILE = re.compile(r"```python\n# ((?:tests/)?(\w+)\.py)\n(.*?)```", re.DOTALL)
+"""A file of an example: its path in the example's folder, its name as a module, its text."""
+MODULES = {match[2]: match[3] for match in FILE.finditer(GUIDE)}
 """By name, the modules that are the plugins and their tests."""
 COPIES = {
     match[1]: match[2]

@@ -23,6 +23,10 @@ BROKEN = {
     "ImportError": ("import", "import no_such_module_here"),
     "SyntaxError": ("import", "def ("),
     "SystemExit": ("import", "raise SystemExit(3)"),
+    "BaseException": (
+        "import",
+        "class PanicException(BaseException): pass\nraise PanicException('index out of bounds')",
+    ),
     "OSError": ("import", "raise OSError('libfoo.so: cannot open shared object file')"),
     "bare": ("import", "raise Exception()"),
     "raising __str__": (

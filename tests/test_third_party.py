@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from environments import OURS, ROOT, Environment, build_wheel, cached_wheel, project, wheels_of
+from plugin_guide import FILE, PAGES
 from synthetic import BLOCKS, Sizes, write_model
 
 import ramforge_core
@@ -188,6 +189,21 @@ def test_a_new_plugin_of_every_kind_installs_and_passes(environment, tmp_path, m
     run = environment.run("ramforge", "run", write_model(tmp_path / "demo.gguf", sizes), *ANSWER)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.strip()
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.stem)
+def test_what_a_page_of_the_guide_shows_can_be_built_as_it_stands(page, tmp_path):
+    text = page.read_text(encoding="utf-8")
+    folder = tmp_path / "example"
+    (folder / "tests").mkdir(parents=True)
+    manifest = re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1]
+    (folder / "pyproject.toml").write_text(manifest, encoding="utf-8")
+    for path, _, source in FILE.findall(text):
+        (folder / path).write_text(source, encoding="utf-8")
+    module = re.search(r'= "(ramforge_\w+)"$', manifest, re.MULTILINE)[1]
+    with zipfile.ZipFile(build_wheel(folder, tmp_path)) as wheel:
+        code = [name for name in wheel.namelist() if name.endswith(".py")]
+    assert code == [f"{module}.py"]
 
 
 def test_headers_of_the_example_are_copies():

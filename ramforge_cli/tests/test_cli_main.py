@@ -553,3 +553,11 @@ def test_plugin_new_writes_a_package_and_says_what_to_do_next(ramforge, tmp_path
     assert (code, out) == (2, "")
     assert "ramforge-arch-demo exists already" in err
     assert ramforge("plugin", "new", "quant", "demo", "--into", tmp_path / "nowhere").code == 2
+
+
+def test_plugin_new_refuses_the_name_of_a_built_in_command(ramforge, tmp_path):
+    code, out, err = ramforge("plugin", "new", "command", "run", "--into", tmp_path)
+    assert (code, out) == (2, "")
+    assert "ramforge has a command 'run'" in err
+    assert list(tmp_path.iterdir()) == []
+    assert ramforge("plugin", "new", "quant", "run", "--into", tmp_path).code == 0

@@ -41,7 +41,9 @@ class _Step(Exception):
 def _guard(phase: Phase) -> Iterator[None]:
     try:
         yield
-    except (Exception, SystemExit) as error:  # the plugin is foreign code; Ctrl-C passes
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the plugin is foreign code; a panic of Rust is no Exception
         raise _Step(phase, error) from error
 
 

@@ -35,8 +35,14 @@ def new(kind: str, name: str, into: Path) -> None:
     KIND is quant, arch, tokenizer, backend, source or command. NAME is the key that a model file or the command line
     will use for it: iq4_nl, command-r.
     """
+    from ramforge_cli.program import BUILT_IN
+    from ramforge_core.errors import ParameterError
     from ramforge_core.scaffold import new_plugin
 
+    if kind == "command" and name in BUILT_IN:
+        raise ParameterError(
+            f"ramforge has a command {name!r}, which no plugin can replace; give another name"
+        )
     folder = new_plugin(kind, name, into)
     click.echo(str(folder))
     say(f"next: pip install '{_typed(folder)}[testing]' && pytest {_typed(folder)}")
