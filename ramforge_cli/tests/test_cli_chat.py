@@ -58,7 +58,7 @@ def test_unknown_commands_and_files_do_not_end_it(ramforge, smollm2, tmp_path):
     assert "there is no command /frobnicate" in outcome.err
     assert "give the name of a file" in outcome.err
     assert "this is no session" in outcome.err
-    assert "No such file or directory" in outcome.err
+    assert f"cannot write {tmp_path}/no/where: No such file or directory" in outcome.err
     assert "there is no answer yet" in outcome.err
     assert "/forget" in outcome.err
     assert len(outcome.out.splitlines()) == 1

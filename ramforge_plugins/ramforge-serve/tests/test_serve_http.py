@@ -128,6 +128,22 @@ def test_h18_faults_are_json_of_one_shape(url, method, route, body, status):
     assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
 
 
+def test_h18_a_body_that_is_not_json_is_told_so(url):
+    body = b'{"messages": ['
+    answer = httpx.post(url + CHAT, content=body, headers={"Content-Type": "application/json"})
+    fault = answer.json()["error"]
+    assert fault["message"].startswith("the body is not JSON: ")
+    assert fault["message"].endswith(f" at character {len(body)}")
+    assert fault["param"] is None
+
+
+def test_h18_a_body_of_another_type_is_told_so(url):
+    for kind in ("application/x-www-form-urlencoded", "text/plain"):  # the first is what curl -d says
+        answer = httpx.post(url + CHAT, content=json.dumps(asking()), headers={"Content-Type": kind})
+        assert answer.status_code == 400
+        assert "send it with `Content-Type: application/json`" in answer.json()["error"]["message"]
+
+
 def test_h18_a_large_body_is_refused(url):
     large = b'{"messages": [{"role": "user", "content": "' + b"x" * (9 << 20) + b'"}]}'
     assert httpx.post(url + CHAT, content=large, timeout=60).status_code == 413
@@ -199,7 +215,7 @@ def test_the_budget_holds_for_all_clients_together():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_h09_a_client_that_goes_stops_its_answer(service, url, stream):
+def test_h09_a_client_that_goes_stops_its_answer(service, url, stream, caplog):
     body = json.dumps(asking("Tell me a very long story.", max_tokens=900, stream=stream)).encode()
     host, port = url.removeprefix("http://").split(":")
     before = service.totals.generated_tokens
@@ -211,6 +227,8 @@ def test_h09_a_client_that_goes_stops_its_answer(service, url, stream):
         time.sleep(0.1)
     wait_until(lambda: not service.scheduler.load.active, 3)
     assert service.totals.generated_tokens - before < 400
+    time.sleep(0.3)  # the request ends after its answer
+    assert not caplog.records
 
 
 def test_h13_a_long_wait_is_not_silent(monkeypatch):

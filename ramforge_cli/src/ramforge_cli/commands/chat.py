@@ -11,6 +11,7 @@ import click
 
 from ramforge_cli.console import Progress, describe, one_line, say
 from ramforge_cli.options import answer_options, debug_option, model_options, opening
+from ramforge_cli.outputs import OutputError
 
 if TYPE_CHECKING:
     from ramforge_core.conversation import Conversation
@@ -120,7 +121,11 @@ class _Chat:
         from ramforge_core.sizes import format_size
 
         if _named(name):
-            say(f"{name}: {format_size(self._conversation.save(Path(name)))}")
+            try:
+                n_bytes = self._conversation.save(Path(name))
+            except OSError as error:  # it names the temporary file, which nobody asked for
+                raise OutputError(f"cannot write {name}: {error.strerror or error}") from error
+            say(f"{name}: {format_size(n_bytes)}")
 
     def _load(self, name: str) -> None:
         if _named(name):

@@ -114,6 +114,13 @@ def install_handlers(app: FastAPI) -> None:
 
     async def invalid(request: Request, error: Exception) -> JSONResponse:
         first = error.errors()[0] if isinstance(error, RequestValidationError) else {}
+        if first.get("type") == "json_invalid":  # its place is a number of characters, and no parameter
+            why = first.get("ctx", {}).get("error", "it cannot be parsed")
+            text = f"the body is not JSON: {why} at character {first['loc'][-1]}"
+            return answer(Fault(400, text, "invalid_value"))
+        if isinstance(first.get("input"), bytes):  # nobody said that it is JSON
+            text = "the body is not taken for JSON; send it with `Content-Type: application/json`"
+            return answer(Fault(400, text, "invalid_value"))
         place = [str(p) for p in first.get("loc", ()) if p != "body"]
         param = ".".join(place) or None
         what = first.get("msg", "the request is not valid")

@@ -16,8 +16,11 @@ from ramforge_serve.service import Answers
 _LOOK_S = 0.25
 
 
-class ClientGone(Exception):
-    """Nobody is there to be answered."""
+class ClientGone(Fault):
+    """Nobody is there to be answered: everyday, so nothing for the log."""
+
+    def __init__(self) -> None:
+        super().__init__(499, "the client is gone", "client_gone")
 
 
 async def finish(answers: Answers, request: Request, take: Callable[[int, Drawn], object]) -> None:

@@ -11,6 +11,7 @@ const NAMES = {
   process: "Program and libraries",
   workspace: "Working memory",
   logits: "Logits",
+  reserved: "Kept for requests",
   "python heap": "Reserve of the program",
 };
 
