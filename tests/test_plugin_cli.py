@@ -80,13 +80,13 @@ def test_i01_broken_on_import(site, ramforge, model):
     allowed = " ".join([*site.names, "ramforge-backend-numpy"])
     run = ramforge("run", model, "--raw", "-p", "abc", "-n", "3", RAMFORGE_PLUGINS=allowed)
     assert run.returncode == 0, run.stderr
-    lines = sorted(run.stderr.splitlines())
+    lines = sorted(line for line in run.stderr.splitlines() if line != "imported")
     for line, name in zip(lines, sorted(odd), strict=True):
         assert line.startswith(f"ramforge: warning: plugin ramforge-{name} 0.1.0 (backend '{name}_backends')")
 
     asked = ramforge("run", model, "-p", "abc", "--backend", f"{odd[0]}_backends")
     assert asked.returncode == 4
-    (line,) = asked.stderr.splitlines()
+    (line,) = (line for line in asked.stderr.splitlines() if line != "imported")
     assert line.startswith(f"ramforge: error: plugin ramforge-{odd[0]} 0.1.0 (backend '{odd[0]}_backends')")
 
     command = ramforge(f"{odd[2]}_commands")
@@ -194,8 +194,8 @@ def test_i03_help_and_support_survive_fifty_plugins_of_which_half_are_broken(sit
     assert "From ramforge-fifty-" in help_.stdout
     report = ramforge("support", "--json")
     assert report.returncode == 0
-    assert report.stderr.count("\n") == 25, "a line for each that is broken"
-    found = json.loads(report.stdout[report.stdout.index("{") :])
+    assert report.stderr.count("\nramforge: warning") == 25, "a line for each that is broken"
+    found = json.loads(report.stdout)  # with nothing that plugins print
     assert {b["distribution"] for b in found["broken"]} == {f"ramforge-fifty-{i}" for i in range(1, 50, 2)}
     assert {b["phase"] for b in found["broken"]} == {"import"}
     assert {f"p{i}" for i in range(2, 50, 2)} <= {q["key"] for q in found["quants"]}

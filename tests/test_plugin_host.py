@@ -299,3 +299,10 @@ def test_commands_are_named_without_import_and_taken_one_by_one(site):
     assert commands["hello"].name == "hello"
     with pytest.raises(PluginLoadError, match="SystemExit: 9"):
         commands["bye"]
+
+
+def test_what_a_plugin_prints_is_no_part_of_the_result(site, capsys):
+    site.quant("ramforge-quant-loud", "q9_x", "print('hello from a plugin')\n" + quant("q9_x"))
+    assert site.registry().quant_format("q9_x").name == "q9_x"
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "hello from a plugin\n")

@@ -112,3 +112,16 @@ def test_nothing_is_left_of_a_package_that_could_not_be_finished(tmp_path, monke
     with pytest.raises((ParameterError, KeyboardInterrupt)):
         new_plugin("quant", "demo", tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_name_of_an_installed_distribution_is_refused(tmp_path, monkeypatch):
+    """It would replace that distribution without a word when it is installed."""
+    monkeypatch.syspath_prepend(tmp_path)
+    info = tmp_path / "ramforge_quant_taken-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ramforge-quant-taken\nVersion: 1.0\n")
+    into = tmp_path / "into"
+    into.mkdir()
+    with pytest.raises(ParameterError, match="ramforge-quant-taken is installed already"):
+        new_plugin("quant", "taken", into)
+    assert list(into.iterdir()) == []

@@ -6,8 +6,9 @@ fails at any step is unregistered and leaves a `PluginFailure`. What follows fro
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from importlib import metadata
 from inspect import isabstract
 from typing import Any
@@ -40,7 +41,8 @@ class _Step(Exception):
 @contextmanager
 def _guard(phase: Phase) -> Iterator[None]:
     try:
-        yield
+        with redirect_stdout(sys.stderr):  # what a plugin prints is no part of a command's result
+            yield
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the plugin is foreign code; a panic of Rust is no Exception

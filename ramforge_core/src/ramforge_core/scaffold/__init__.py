@@ -13,6 +13,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from datetime import date
+from importlib import metadata
 from pathlib import Path
 from string import Template
 
@@ -52,6 +53,10 @@ def new_plugin(kind: str, name: str, into: Path) -> Path:
         raise ParameterError(f"{target} exists already; give another name, or remove it")
     if not into.is_dir():
         raise ParameterError(f"there is no folder {into}")
+    if _is_installed(target.name):
+        raise ParameterError(
+            f"{target.name} is installed already, and a package of that name would replace it; give another name"
+        )
     unfinished = into / f".{target.name}.{secrets.token_hex(4)}.tmp"
     try:
         for path, data in _contents(kind, values):
@@ -64,6 +69,14 @@ def new_plugin(kind: str, name: str, into: Path) -> Path:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return target
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        metadata.distribution(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _values(kind: str, name: str) -> dict[str, str]:
