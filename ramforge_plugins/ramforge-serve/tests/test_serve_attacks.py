@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from serving import get, listening, post
-from test_serve_http import CHAT, asking, wait_until
+from serving import get, listening, post, wait_until
+from test_serve_http import CHAT, asking
 
 from ramforge_core.sampling import SamplingParameters
 from ramforge_core.system import process_memory

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from serving import get, listening, post, service_of
+from serving import get, listening, post, service_of, wait_until
 
 from ramforge_core.system import process_memory
 from ramforge_serve import sse
@@ -21,13 +21,6 @@ CHAT = "/v1/chat/completions"
 
 def asking(text="Name three colours.", **options):
     return {"messages": [{"role": "user", "content": text}], "max_tokens": 16, "seed": 1, **options}
-
-
-def wait_until(true, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 # -- who is let in -----------------------------------------------------------------------------------------------------
