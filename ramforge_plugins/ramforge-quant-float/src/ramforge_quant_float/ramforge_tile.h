@@ -184,10 +184,11 @@ static RF_INLINE void rf_interleave(const uint8_t *p, int64_t stride, rf_u32 w[4
     RF_UNROLL
     for (int k = 0; k < 4; k++) {
         const uint8_t *r = p + k * stride;
-        v[k] = _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)r));
-        v[k] = _mm512_inserti32x4(v[k], _mm_loadu_si128((const __m128i *)(r + 4 * stride)), 1);
-        v[k] = _mm512_inserti32x4(v[k], _mm_loadu_si128((const __m128i *)(r + 8 * stride)), 2);
-        v[k] = _mm512_inserti32x4(v[k], _mm_loadu_si128((const __m128i *)(r + 12 * stride)), 3);
+        __m256i low = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)r));
+        __m256i high = _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(r + 8 * stride)));
+        low = _mm256_inserti128_si256(low, _mm_loadu_si128((const __m128i *)(r + 4 * stride)), 1);
+        high = _mm256_inserti128_si256(high, _mm_loadu_si128((const __m128i *)(r + 12 * stride)), 1);
+        v[k] = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
     }
     a = _mm512_unpacklo_epi32(v[0], v[1]), b = _mm512_unpacklo_epi32(v[2], v[3]);
     c = _mm512_unpackhi_epi32(v[0], v[1]), d = _mm512_unpackhi_epi32(v[2], v[3]);

@@ -23,7 +23,7 @@ static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
     t->d = rf_f16((w[2] >> 12 & 0xfu) | (w[2] >> 24 & 0xf0u) | (w[3] >> 4 & 0xf00u) | (w[3] >> 16 & 0xf000u)) * 0.125f;
     RF_UNROLL
     for (int i = 0; i < 16; i++)
-        rf_iq1_scale(t, i, w[2 + i / 8] >> (i / 4 % 2 * 16 + i % 4 * 3) & 7, 4);
+        rf_iq1_scale(t, i, w[2 + i / 8] >> (i / 4 % 2 * 16 + i % 4 * 3) & 7);
 }
 
 static RF_INLINE void RF_(part)(const uint8_t *p, int64_t stride, int part, const rf_tile *t, rf_u32 q[16])

@@ -23,7 +23,7 @@ static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
     rf_interleave(p + 34, stride, t->x);
     RF_UNROLL
     for (int i = 0; i < 8; i++)
-        rf_iq1_scale(t, i, t->x[i / 2] >> (i % 2 * 16 + 12) & 7, 8);
+        rf_iq1_scale(t, i, t->x[i / 2] >> (i % 2 * 16 + 12) & 7);
 }
 
 static RF_INLINE void RF_(part)(const uint8_t *p, int64_t stride, int part, const rf_tile *t, rf_u32 q[16])

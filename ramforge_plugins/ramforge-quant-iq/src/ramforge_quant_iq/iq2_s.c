@@ -27,7 +27,7 @@ static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
     rf_interleave(p + 50, stride, t->x + 4);
     RF_UNROLL
     for (int i = 0; i < 16; i++)
-        rf_odd_scale(t, i, w[2 + i / 8] >> (i % 8 * 4) & 15, 4, 43);
+        rf_odd_scale(t, i, w[2 + i / 8] >> (i % 8 * 4) & 15, 43);
 }
 
 static RF_INLINE void RF_(part)(const uint8_t *p, int64_t stride, int part, const rf_tile *t, rf_u32 q[16])

@@ -24,7 +24,7 @@ static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
         if (i % 2 == 0)
             rf_interleave(p + 2 + 8 * i, stride, w);
         t->x[i] = rf_spread_signs(w[i % 2 * 2 + 1]);
-        rf_odd_scale(t, i, w[i % 2 * 2 + 1] >> 28, 8, 43);
+        rf_odd_scale(t, i, w[i % 2 * 2 + 1] >> 28, 43);
     }
 }
 

@@ -31,7 +31,7 @@ static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
         if (i % 4 == 0)
             rf_interleave(p + 66 + 4 * i, stride, w);
         t->x[i] = rf_spread_signs(w[i % 4]);
-        rf_odd_scale(t, i, w[i % 4] >> 28, 8, 62);
+        rf_odd_scale(t, i, w[i % 4] >> 28, 62);
     }
 }
 

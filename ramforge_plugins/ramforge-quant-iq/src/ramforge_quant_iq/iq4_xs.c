@@ -26,7 +26,7 @@ static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
         const rf_i32 scale = (rf_i32)((w[1] >> (4 * i) & 15) | (w[0] >> (16 + 2 * i) & 3) << 4) - 32;
         const rf_i32 min = RF_SIGNED_OFFSET * scale;
         t->sc[i] = rf_scale(scale);
-        t->mn[i] = (min & 0xffff) | min << 16;
+        t->mn[i / 2] = i % 2 ? t->mn[i / 2] | min << 16 : (min & 0xffff);
     }
 }
 

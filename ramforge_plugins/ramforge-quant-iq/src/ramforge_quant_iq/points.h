@@ -57,13 +57,10 @@ static RF_INLINE rf_u32 rf_codes(const uint16_t *grid, int n, rf_u32 points)
 #endif
 }
 
-/* Sets scale i of 16 (width 4) or of 8 (width 8) and what is subtracted for its offset. */
-static RF_INLINE void rf_set_scale(rf_tile *t, int i, rf_i32 scale, rf_i32 min, int width)
+/* Sets scale i and what is subtracted for its offset. */
+static RF_INLINE void rf_set_scale(rf_tile *t, int i, rf_i32 scale, rf_i32 min)
 {
     t->sc[i] = rf_scale(scale);
-    if (width == 8)
-        t->mn[i] = min | min << 16;
-    else
-        t->mn[i / 2] = i % 2 ? t->mn[i / 2] | min << 16 : min;
+    t->mn[i / 2] = i % 2 ? t->mn[i / 2] | min << 16 : min;
 }
 #endif

@@ -11,10 +11,10 @@
 #define rf_iq1_values RF_(rf_iq1_values)
 
 /* Scale i of 2s + 1 for eight times a value. */
-static RF_INLINE void rf_iq1_scale(rf_tile *t, int i, rf_u32 s, int width)
+static RF_INLINE void rf_iq1_scale(rf_tile *t, int i, rf_u32 s)
 {
     const rf_i32 scale = (rf_i32)(2 * s + 1);
-    rf_set_scale(t, i, 2 * scale, 9 * scale, width);
+    rf_set_scale(t, i, 2 * scale, 9 * scale);
 }
 
 /* The codes of 8 points of each row: 8 low bytes of their numbers at qs, and at qh a uint32 whose halves hold the three

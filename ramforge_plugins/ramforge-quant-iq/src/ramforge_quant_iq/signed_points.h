@@ -18,10 +18,10 @@
 typedef uint8_t rf_u8 __attribute__((vector_size(4 * RF_LANES)));
 
 /* Scale i is 2s + 1. */
-static RF_INLINE void rf_odd_scale(rf_tile *t, int i, rf_u32 s, int width, int offset)
+static RF_INLINE void rf_odd_scale(rf_tile *t, int i, rf_u32 s, int offset)
 {
     const rf_i32 scale = (rf_i32)(2 * s + 1);
-    rf_set_scale(t, i, scale, offset * scale, width);
+    rf_set_scale(t, i, scale, offset * scale);
 }
 
 /* Each byte holds seven sign bits; the eighth makes their number even. */

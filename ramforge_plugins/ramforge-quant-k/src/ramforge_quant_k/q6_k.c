@@ -24,8 +24,7 @@ static RF_INLINE void RF_(head)(const uint8_t *p, int64_t stride, rf_tile *t)
     rf_interleave(p + 192, stride, w);
     RF_UNROLL
     for (int j = 0; j < 8; j++) {
-        const rf_u32 pair = w[j / 2] << (j % 2 ? 0 : 16); /* bytes 2, 3 are the scales of groups 2j, 2j+1 */
-        const rf_i32 low = (rf_i32)(pair << 8) >> 24, high = (rf_i32)pair >> 24;
+        const rf_i32 low = rf_signed_byte(w[j / 2], j % 2 * 2), high = rf_signed_byte(w[j / 2], j % 2 * 2 + 1);
         t->sc[2 * j] = rf_scale(low);
         t->sc[2 * j + 1] = rf_scale(high);
         t->mn[j] = ((32 * low) & 0xffff) | high << 21; /* the 32 of (q - 32) */

@@ -13,11 +13,11 @@ static RF_INLINE void RF_(unpack_scales)(const rf_u32 w[4], rf_tile *t)
     t->d = rf_f16(w[0] & 0xffffu);
     t->m = rf_f16(w[0] >> 16);
     RF_UNROLL
-    for (int j = 0; j < 8; j++) {
-        const rf_i32 min = rf_byte(mn[j / 4], j % 4);
+    for (int j = 0; j < 8; j++)
         t->sc[j] = rf_scale(rf_byte(sc[j / 4], j % 4));
-        t->mn[j] = min | min << 16; /* both halves of the group */
-    }
+    RF_UNROLL
+    for (int j = 0; j < 4; j++)
+        t->mn[j] = rf_byte_pairs(mn[j / 2], j % 2);
 }
 
 #if RF_ROWS
