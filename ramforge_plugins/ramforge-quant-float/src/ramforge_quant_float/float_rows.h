@@ -14,9 +14,15 @@
 #ifndef RAMFORGE_FLOAT_ROWS_H
 #define RAMFORGE_FLOAT_ROWS_H
 
-/* Rows and columns that are converted at a time, 32 KiB, and activations that meet them; the sums are 96 KiB.
- * RF_STREAM: columns of rows that a single activation meets one by one. */
-enum { RF_ROW_BLOCK = 16, RF_SLICE = 512, RF_MANY = 96, RF_STREAM = 3072 };
+/* Rows that are converted at a time, and activations that meet them; their sums are 128 KiB.
+ * RF_STREAM: columns of rows that a single activation meets one by one, others in pieces of RF_PIECE. */
+enum { RF_ROW_BLOCK = 16, RF_MANY = 128, RF_FEW = 12, RF_STREAM = 3072, RF_PIECE = 512 };
+
+/* Memory to ask for in between: of each of four rows a piece for every 64 columns. p may be NULL. */
+typedef struct {
+    const uint8_t *p;
+    int64_t row_bytes, piece;
+} rf_ahead;
 
 /* Defines the matmul function of a format: RF_MATMUL_F32(rf_f16_matmul, load, bytes of a value). */
 #define RF_MATMUL_F32(name, load, value_bytes)                                                                 \
@@ -39,13 +45,18 @@ enum { RF_ROW_BLOCK = 16, RF_SLICE = 512, RF_MANY = 96, RF_STREAM = 3072 };
 
 #define RF_PARTS (16 / RF_LANES) /* vectors that hold the 16 partial sums */
 #define RF_ACTS (RF_GROUP == 8 ? 6 : RF_LANES == 8 ? 3 : 2) /* a group: 4 rows times so many sums fit in registers */
+/* Columns that are converted at a time, at most 128 KiB. The more, the less often sums are loaded and stored; but where
+ * they take several vectors, each of them passes through the columns, and the first-level cache has to hold those. */
+#define RF_SLICE (RF_PARTS == 1 ? 2048 : 512)
 #define rf_load_fn RF_(rf_load_fn)
 #define rf_fma RF_(rf_fma)
 #define rf_reduce RF_(rf_reduce)
 #define rf_add RF_(rf_add)
 #define rf_group RF_(rf_group)
+#define rf_group_size RF_(rf_group_size)
 #define rf_convert RF_(rf_convert)
-#define rf_single RF_(rf_single)
+#define rf_few RF_(rf_few)
+#define rf_any_group RF_(rf_any_group)
 #define rf_many RF_(rf_many)
 #define rf_load_f32s RF_(rf_load_f32s)
 #define rf_matmul_f32 RF_(rf_matmul_f32)
@@ -92,8 +103,22 @@ static RF_FMA_INLINE rf_f32 rf_fma(rf_f32 a, rf_f32 b, rf_f32 c)
 /* Adds `width` columns (a multiple of 16) of n rows and g activations to their partial sums, those of row r and
  * activation a at sums[(a * RF_ROW_BLOCK + r) * RF_PARTS]; n and g are constants. Most time is spent here. */
 static RF_FMA_INLINE void rf_add(rf_f32 *sums, const uint8_t *w, int64_t row_bytes, int64_t width, const uint8_t *x,
-                                 int64_t act_bytes, rf_load_fn load, int64_t value_bytes, int n, int g)
+                                 int64_t act_bytes, rf_load_fn load, int64_t value_bytes, rf_ahead next, int n, int g)
 {
+    if (RF_PARTS > 1 && n * g == 1) { /* the sums do not wait for each other if all parts go on together */
+        rf_f32 s[RF_PARTS];
+        memcpy(s, sums, sizeof s);
+        for (int64_t k = 0; k < width; k += 16) {
+            RF_UNROLL
+            for (int part = 0; part < RF_PARTS; part++) {
+                rf_f32 v;
+                memcpy(&v, x + 4 * (k + part * RF_LANES), sizeof v);
+                s[part] = rf_fma(load(w + value_bytes * (k + part * RF_LANES)), v, s[part]);
+            }
+        }
+        memcpy(sums, s, sizeof s);
+        return;
+    }
     RF_UNROLL
     for (int part = 0; part < RF_PARTS; part++) {
         rf_f32 s[4 * RF_ACTS], v[RF_ACTS];
@@ -104,6 +129,8 @@ static RF_FMA_INLINE void rf_add(rf_f32 *sums, const uint8_t *w, int64_t row_byt
                 s[r * g + a] = sums[(a * RF_ROW_BLOCK + r) * RF_PARTS + part];
         }
         for (int64_t k = part * RF_LANES; k < width; k += 16) {
+            if (next.p && part == 0)
+                rf_prefetch(next.p + k / 16 % 4 * next.row_bytes + k / 64 * next.piece, next.piece);
             RF_UNROLL
             for (int a = 0; a < g; a++)
                 memcpy(&v[a], x + a * act_bytes + 4 * k, sizeof v[a]);
@@ -127,23 +154,28 @@ static RF_FMA_INLINE void rf_add(rf_f32 *sums, const uint8_t *w, int64_t row_byt
 /* rf_add for a part of the columns of up to RF_ROW_BLOCK rows, with g activations. The last columns are filled up
  * with zeros, the weights' as well as the activations'. */
 static RF_FMA_INLINE void rf_group(rf_f32 *sums, const uint8_t *w, int64_t row_bytes, int64_t rows, int64_t width,
-                                   const uint8_t *x, int64_t act_bytes, rf_load_fn load, int64_t value_bytes, int g)
+                                   const uint8_t *x, int64_t act_bytes, rf_load_fn load, int64_t value_bytes,
+                                   rf_ahead next, int g)
 {
+    const rf_ahead nothing = {0};
     const int64_t whole = width / 16 * 16, rest = width - whole;
     float last[RF_ACTS * 16] = {0};
     uint8_t last_weights[64] = {0};
     int64_t r = 0;
-    for (; r + 4 <= rows; r += 4)
-        rf_add(sums + r * RF_PARTS, w + r * row_bytes, row_bytes, whole, x, act_bytes, load, value_bytes, 4, g);
+    for (; r + 4 <= rows; r += 4) {
+        rf_add(sums + r * RF_PARTS, w + r * row_bytes, row_bytes, whole, x, act_bytes, load, value_bytes, next, 4, g);
+        if (next.p)
+            next.p += 4 * next.row_bytes;
+    }
     for (; r < rows; r++)
-        rf_add(sums + r * RF_PARTS, w + r * row_bytes, row_bytes, whole, x, act_bytes, load, value_bytes, 1, g);
+        rf_add(sums + r * RF_PARTS, w + r * row_bytes, row_bytes, whole, x, act_bytes, load, value_bytes, nothing, 1, g);
     if (rest == 0)
         return;
     for (int a = 0; a < g; a++)
         memcpy(last + 16 * a, x + a * act_bytes + 4 * whole, (size_t)rest * 4);
     for (r = 0; r < rows; r++) {
         memcpy(last_weights, w + r * row_bytes + value_bytes * whole, (size_t)(rest * value_bytes));
-        rf_add(sums + r * RF_PARTS, last_weights, 0, 16, (const uint8_t *)last, 64, load, value_bytes, 1, g);
+        rf_add(sums + r * RF_PARTS, last_weights, 0, 16, (const uint8_t *)last, 64, load, value_bytes, nothing, 1, g);
     }
 }
 
@@ -176,24 +208,59 @@ static RF_FMA_INLINE void rf_reduce(const rf_f32 *sums, int64_t rows, float *out
     }
 }
 
-/* A single activation, with the weights as they are stored. Short rows one after the other: memory gives most when it
- * is read in one stream that the processor foresees. Of long rows, where that was measured to be slower, four share
- * each part of the activation, and the next four are asked for. */
-static RF_FMA_INLINE void rf_single(const uint8_t *w, int64_t row_bytes, int64_t n_rows, int64_t n_cols,
-                                    const uint8_t *act, float *out, rf_load_fn load, int64_t value_bytes)
+/* How many of n activations make the next group: whole groups, but no rest of one or two, which would keep the processor
+ * waiting for each product. */
+static RF_INLINE int64_t rf_group_size(int64_t n)
 {
-    const int64_t block = n_cols <= RF_STREAM ? 1 : 4, slice = block == 1 ? RF_STREAM : RF_SLICE;
+    if (n >= RF_ACTS && n != RF_ACTS + 1 && n != RF_ACTS + 2)
+        return RF_ACTS;
+    return n >= 4 && RF_ACTS > 4 ? 4 : n >= 2 ? 2 : 1;
+}
+
+/* rf_group for a g that is not a constant, but from rf_group_size. */
+static RF_FMA_INLINE void rf_any_group(rf_f32 *sums, const uint8_t *w, int64_t row_bytes, int64_t rows, int64_t width,
+                                       const uint8_t *x, int64_t act_bytes, rf_load_fn load, int64_t value_bytes,
+                                       rf_ahead next, int64_t g)
+{
+    if (g == RF_ACTS)
+        rf_group(sums, w, row_bytes, rows, width, x, act_bytes, load, value_bytes, next, RF_ACTS);
+    else if (RF_ACTS > 4 && g == 4)
+        rf_group(sums, w, row_bytes, rows, width, x, act_bytes, load, value_bytes, next, RF_ACTS > 4 ? 4 : 1);
+    else if (g == 2)
+        rf_group(sums, w, row_bytes, rows, width, x, act_bytes, load, value_bytes, next, 2);
+    else
+        rf_group(sums, w, row_bytes, rows, width, x, act_bytes, load, value_bytes, next, 1);
+}
+
+/* Up to RF_FEW activations, with the weights as they are stored. For a single one, short rows one after the other:
+ * memory gives most when it is read in one stream that the processor foresees. Of long rows, where that was measured to
+ * be slower, four share each part of the activations, and the next four are asked for. */
+static RF_FMA_INLINE void rf_few(const uint8_t *w, int64_t row_bytes, int64_t n_rows, int64_t n_cols,
+                                 const uint8_t *acts, int64_t act_bytes, int64_t n_acts, float *out,
+                                 int64_t out_stride, rf_load_fn load, int64_t value_bytes)
+{
+    const int64_t block = n_acts == 1 && n_cols <= RF_STREAM ? 1 : 4, slice = block == 1 ? RF_STREAM : RF_PIECE;
     for (int64_t r = 0; r < n_rows; r += block) {
         const int64_t rows = n_rows - r < block ? n_rows - r : block;
-        rf_f32 sums[4 * RF_PARTS] = {{0}};
+        rf_f32 sums[RF_FEW * RF_ROW_BLOCK * RF_PARTS];
+        for (int64_t a = 0; a < n_acts; a++)
+            for (int64_t i = 0; i < rows * RF_PARTS; i++)
+                sums[a * RF_ROW_BLOCK * RF_PARTS + i] = (rf_f32){0};
         for (int64_t k = 0; k < n_cols; k += slice) {
             const int64_t width = n_cols - k < slice ? n_cols - k : slice;
             const uint8_t *p = w + r * row_bytes + value_bytes * k;
             if (block > 1)
                 rf_prefetch(w + (r + rows) * row_bytes + rows * value_bytes * k, rows * value_bytes * width);
-            rf_group(sums, p, row_bytes, rows, width, act + 4 * k, 0, load, value_bytes, 1);
+            const uint8_t *x = acts + 4 * k;
+            for (int64_t a = 0, g = 1; a < n_acts; a += g) {
+                if (n_acts > 1)
+                    g = rf_group_size(n_acts - a);
+                rf_any_group(sums + a * RF_ROW_BLOCK * RF_PARTS, p, row_bytes, rows, width, x + a * act_bytes,
+                             act_bytes, load, value_bytes, (rf_ahead){0}, g);
+            }
         }
-        rf_reduce(sums, rows, out + r);
+        for (int64_t a = 0; a < n_acts; a++)
+            rf_reduce(sums + a * RF_ROW_BLOCK * RF_PARTS, rows, out + a * out_stride + r);
     }
 }
 
@@ -237,16 +304,11 @@ static RF_FMA_INLINE void rf_many(const uint8_t *w, int64_t row_bytes, int64_t r
         for (int64_t a = 0, g; a < n_acts; a += g) {
             const uint8_t *x = acts + a * act_bytes + 4 * k;
             rf_f32 *s = sums + a * RF_ROW_BLOCK * RF_PARTS;
-            g = n_acts - a >= RF_ACTS ? RF_ACTS : n_acts - a >= 2 ? 2 : 1;
-            for (int64_t r = rows * a / n_acts; r < rows * (a + g) / n_acts; r++) /* of the next slice, bit by bit */
-                rf_prefetch(next < n_cols ? w + r * row_bytes + value_bytes * next : w + (rows + r) * row_bytes,
-                            value_bytes * RF_SLICE);
-            if (g == RF_ACTS)
-                rf_group(s, values, 4 * RF_SLICE, rows, width, x, act_bytes, rf_load_f32s, 4, RF_ACTS);
-            else if (g == 2)
-                rf_group(s, values, 4 * RF_SLICE, rows, width, x, act_bytes, rf_load_f32s, 4, 2);
-            else
-                rf_group(s, values, 4 * RF_SLICE, rows, width, x, act_bytes, rf_load_f32s, 4, 1);
+            rf_ahead ahead = {.row_bytes = row_bytes};
+            g = rf_group_size(n_acts - a);
+            ahead.p = (next < n_cols ? w + value_bytes * next : w + rows * row_bytes) + value_bytes * width * a / n_acts;
+            ahead.piece = value_bytes * 64 * g / n_acts;
+            rf_any_group(s, values, 4 * RF_SLICE, rows, width, x, act_bytes, rf_load_f32s, 4, ahead, g);
         }
     }
     for (int64_t a = 0; a < n_acts; a++)
@@ -260,8 +322,12 @@ static RF_FMA_INLINE int rf_matmul_f32(const uint8_t *weights, int64_t row_bytes
     if (n_cols < 0 || n_rows < 0 || n_acts < 0 || row_bytes < n_cols * value_bytes ||
         (n_acts > 1 && (act_bytes < 4 * n_cols || out_stride < n_rows)))
         return -1;
-    if (n_acts == 1) {
-        rf_single(weights, row_bytes, n_rows, n_cols, acts, out, load, value_bytes);
+    if (n_acts == 1) { /* said as a constant, so that the compiler leaves nothing of the groups */
+        rf_few(weights, row_bytes, n_rows, n_cols, acts, 0, 1, out, 0, load, value_bytes);
+        return 0;
+    }
+    if (n_acts <= RF_FEW) {
+        rf_few(weights, row_bytes, n_rows, n_cols, acts, act_bytes, n_acts, out, out_stride, load, value_bytes);
         return 0;
     }
     for (int64_t r = 0; r < n_rows; r += RF_ROW_BLOCK) {
