@@ -364,6 +364,9 @@ class CpuProgram(Program):
         ffi, run = native().ffi, self._run
         run.first, run.last = self._first_unit[steps.start], self._first_unit[steps.stop]
         self._choose_experts(experts)
+        run.to_be_continued = steps.stop < len(self.steps) and (
+            experts is not None or isinstance(self.graph.ops[steps.stop], Moe)
+        )
         n_bytes = 8 * (run.last - run.first)
         ffi.memmove(run.next_task + run.first, bytes(n_bytes), n_bytes)
         self._alive["parts_done"][:] = 0  # a run that was stopped leaves counts

@@ -114,6 +114,7 @@ typedef struct {
     int64_t n_hidden;
     int64_t first_summed, last_summed; /* of moe down: experts [first, last); expert 0 begins the sum */
 
+    int32_t to_be_continued; /* 1: another run comes as soon as experts have been read */
     int32_t *flags;               /* [0] stop, [1] steps done */
 } rf_run;
 
