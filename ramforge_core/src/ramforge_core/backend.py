@@ -102,6 +102,18 @@ class Step:
     weights: tuple[str, ...]
 
 
+@frozen
+class ExpertRun:
+    """What one run of a `Moe` step does: hidden values of some experts, then a part of the sum over all.
+
+    hidden : experts whose gate and up are multiplied. Each comes once in a pass, in any order, not after its sum.
+    summed : experts whose down is multiplied and added. Ranges follow on each other, from 0 to E.
+    """
+
+    hidden: Sequence[int]
+    summed: range
+
+
 class Program(ABC):
     """A compiled graph with its workspace. Not for use from two threads at once."""
 
@@ -124,7 +136,7 @@ class Program(ABC):
     def bind_experts(self, weight: str, experts: Mapping[int, NDArray[np.uint8]]) -> None:
         """As `bind`, for single experts of a weight (E, rows, columns) of a `Moe` op: number -> packed bytes.
 
-        Only experts that tokens choose need be bound when the op runs.
+        When the op runs, only experts that tokens choose need be bound, and of those only what `ExpertRun` asks for.
         """
 
     @abstractmethod
@@ -135,14 +147,14 @@ class Program(ABC):
         logits: NDArray[np.float32],
         control: Control,
         steps: range | None = None,
-        experts: range | None = None,
+        experts: ExpertRun | None = None,
     ) -> None:
         """Run consecutive steps (all of them by default) for a batch.
 
         caches : by sequence number of the batch; already grown to hold the batch's positions. Written.
         logits : float32 (number of wanted tokens, vocab), written by the last steps, in batch order.
-        experts : for a run of one `Moe` step, the experts to take now. Consecutive ranges from 0 to E, one run each,
-            give the bits of one run over all.
+        experts : for a run of one `Moe` step, what of it to do now. Several runs that do everything give the bits of
+            one that does.
         Raises Interrupted when ``control.stop`` was raised, at the latest one tile of work later; ParameterError if
         a weight or a chosen expert is not bound.
         """

@@ -14,7 +14,7 @@ import numpy as np
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from ramforge_core.backend import Batch, Control, Program, WeightSpec
+from ramforge_core.backend import Batch, Control, ExpertRun, Program, WeightSpec
 from ramforge_core.graph import Attention, Embed, Graph, HeadLinear, Linear, Moe, Op, Value
 from ramforge_core.kv import KVCache
 from ramforge_core.stream import StreamStats
@@ -143,7 +143,7 @@ class _Watched(Program):
         logits: NDArray[np.float32],
         control: Control,
         steps: range | None = None,
-        experts: range | None = None,
+        experts: ExpertRun | None = None,
     ) -> None:
         steps = range(len(self.steps)) if steps is None else steps
         phase = self._profile.phases["decode" if batch.wanted.size == batch.wanted.sum() == 1 else "prefill"]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ramforge_backend_cpu.machine import native, warn_once
 from ramforge_backend_cpu.units import LOGITS_SLOT, Unit, UnitList, build_units, packed_bytes
-from ramforge_core.backend import Batch, Control, Limits, Program, Step, WeightSpec
+from ramforge_core.backend import Batch, Control, ExpertRun, Limits, Program, Step, WeightSpec
 from ramforge_core.errors import BackendError, Interrupted, OutOfMemoryError, ParameterError, ShapeError
 from ramforge_core.graph import (
     Attention,
@@ -75,6 +75,8 @@ class CpuProgram(Program):
     _experts: dict[str, NDArray[np.uintp]] = field(factory=dict, init=False, repr=False)
     """By weight of experts: where each lies, 0 for one that is not bound."""
     _bound_experts: dict[tuple[str, int], NDArray[Any]] = field(factory=dict, init=False, repr=False)
+    _expert_specs: dict[str, tuple[WeightSpec, int]] = field(factory=dict, init=False, repr=False)
+    """By weight of experts: one of them, and its bytes, which are asked for at every expert that is read."""
 
     def __attrs_post_init__(self) -> None:
         stages = [(stage, op) for stage in self.graph.stages for op in stage.ops]
@@ -83,6 +85,9 @@ class CpuProgram(Program):
         experts = [name for _, op in stages if isinstance(op, Moe) for name in op.expert_weights]
         matrices += experts
         self._experts = {name: np.zeros(self.specs[name].shape[0], np.uintp) for name in experts}
+        for name in experts:
+            spec = WeightSpec(name, self.specs[name].shape[1:], self.specs[name].format)
+            self._expert_specs[name] = spec, spec.nbytes
         self._kernels = {name: self._pick(name) for name in dict.fromkeys(matrices)}
         plain = Counter(
             self.specs[weight].format.name
@@ -94,7 +99,7 @@ class CpuProgram(Program):
                 f"no kernels for {name}: {count} weights are kept decoded to float32, which is larger and slower"
             )
         self._list = build_units(self.graph, {name: packing for name, (packing, _) in self._kernels.items()})
-        self._unbound = {name for step in self.steps for name in step.weights}
+        self._unbound = {name for step in self.steps for name in step.weights} - self._experts.keys()
         self._readers = {}
         for i, unit in enumerate(self._list.units):
             for name in op_weights(unit.op) if unit.op is not None else ():
@@ -293,18 +298,16 @@ class CpuProgram(Program):
             self._point(self._units[i], self._list.units[i])
 
     def bind_experts(self, weight: str, experts: Mapping[int, NDArray[np.uint8]]) -> None:
-        whole, where = self.specs[weight], self._experts[weight]
-        spec = WeightSpec(weight, whole.shape[1:], whole.format)
+        where, (spec, nbytes) = self._experts[weight], self._expert_specs[weight]
         for number, data in experts.items():
-            if data.shape != (spec.nbytes,) or data.dtype != np.uint8 or not data.flags.c_contiguous:
+            if data.shape != (nbytes,) or data.dtype != np.uint8 or not data.flags.c_contiguous:
                 raise ShapeError(
-                    f"expert {number} of weight {weight!r}: expected contiguous uint8 ({spec.nbytes},) for shape "
+                    f"expert {number} of weight {weight!r}: expected contiguous uint8 ({nbytes},) for shape "
                     f"{spec.shape} in {spec.format.name}, got {data.dtype} {data.shape}"
                 )
             kept = data if self._kernels[weight][1] is not None else _decoded(spec, data)
             self._bound_experts[weight, number] = kept
             where[number] = kept.ctypes.data
-        self._unbound.discard(weight)
 
     def _point(self, row: Any, unit: Unit) -> None:
         """Let a unit point to those of its weights that are bound."""
@@ -346,7 +349,7 @@ class CpuProgram(Program):
         logits: NDArray[np.float32],
         control: Control,
         steps: range | None = None,
-        experts: range | None = None,
+        experts: ExpertRun | None = None,
     ) -> None:
         steps = range(len(self.steps)) if steps is None else steps
         given = (batch, caches, logits, control)
@@ -360,7 +363,10 @@ class CpuProgram(Program):
             raise ParameterError(f"weight {min(missing)!r} is not bound")
         ffi, run = native().ffi, self._run
         run.first, run.last = self._first_unit[steps.start], self._first_unit[steps.stop]
-        run.first_expert, run.last_expert = (0, _ALL) if experts is None else (experts.start, experts.stop)
+        self._choose_experts(experts)
+        run.to_be_continued = steps.stop < len(self.steps) and (
+            experts is not None or isinstance(self.graph.ops[steps.stop], Moe)
+        )
         n_bytes = 8 * (run.last - run.first)
         ffi.memmove(run.next_task + run.first, bytes(n_bytes), n_bytes)
         self._alive["parts_done"][:] = 0  # a run that was stopped leaves counts
@@ -374,6 +380,14 @@ class CpuProgram(Program):
             ):
                 raise ParameterError(f"an expert is chosen in step {unit.step}, but not bound")
             raise BackendError(f"a kernel refused its arguments in step {unit.step}, op {unit.op}")
+
+    def _choose_experts(self, experts: ExpertRun | None) -> None:
+        ffi, run = native().ffi, self._run
+        run.hidden, run.first_summed, run.last_summed = ffi.NULL, 0, _ALL
+        if experts is not None:
+            hidden = self._alive["hidden experts"] = ffi.new("int32_t[]", list(experts.hidden))
+            run.hidden, run.n_hidden = hidden, len(hidden)
+            run.first_summed, run.last_summed = experts.summed.start, experts.summed.stop
 
     def read(self, value: Value) -> NDArray[np.float32]:
         place, n = self._list.values[value.name], self._run.n_tokens

@@ -12,7 +12,7 @@ from attrs import define, field
 from numpy.typing import NDArray
 
 from ramforge_backend_numpy import ops
-from ramforge_core.backend import Backend, Batch, Control, Limits, Program, Step, WeightSpec
+from ramforge_core.backend import Backend, Batch, Control, ExpertRun, Limits, Program, Step, WeightSpec
 from ramforge_core.errors import BackendError, Interrupted, ParameterError, ShapeError
 from ramforge_core.experts import expert_names
 from ramforge_core.graph import (
@@ -76,6 +76,8 @@ class NumpyProgram(Program):
     _expert_names: frozenset[str] = field(init=False)
     _experts: dict[tuple[str, int], NDArray[np.uint8]] = field(factory=dict, init=False)
     """By weight and number: one expert's bytes."""
+    _hidden: dict[int, ops.Array] = field(factory=dict, init=False)
+    """By expert, of the `Moe` op that runs: its tokens' hidden values, until they are summed."""
     _values: dict[Value, ops.Array] = field(factory=dict, init=False)
     """Live values. They outlast a run over a part of the steps, for the run over the next part."""
 
@@ -120,7 +122,10 @@ class NumpyProgram(Program):
         if isinstance(op, Moe):
             shapes = [self.specs[name].shape for name in op.expert_weights]
             decoded = max(int(np.prod(shape[1:])) for shape in shapes) * (4 + _DECODE_BYTES_PER_VALUE)
-            return inputs + decoded + 4 * (n_tokens + ops.BLAS_TOKENS) * 4 * sum(s[1] for s in shapes)
+            hidden = 4 * n_tokens * op.chosen * op.expert_width
+            return (
+                inputs + hidden + decoded + 4 * (n_tokens + ops.BLAS_TOKENS) * 4 * sum(s[1] for s in shapes)
+            )
         if isinstance(op, Attention):
             per_position = op.kv_heads * (op.key_width + op.value_width) * 3 + op.heads * 6
             return 2 * inputs + 4 * self.limits.max_context * per_position
@@ -159,12 +164,13 @@ class NumpyProgram(Program):
         logits: NDArray[np.float32],
         control: Control,
         steps: range | None = None,
-        experts: range | None = None,
+        experts: ExpertRun | None = None,
     ) -> None:
         todo = steps if steps is not None else range(len(self.steps))
         control.flags[1] = 0
         if todo.start == 0:
             self._values.clear()
+            self._hidden.clear()
         with np.errstate(all="ignore"):  # what is not finite is found in the logits
             for step in todo:
                 self._check_stop(control)
@@ -182,12 +188,12 @@ class NumpyProgram(Program):
         batch: Batch,
         caches: Sequence[KVCache],
         control: Control,
-        experts: range | None,
+        experts: ExpertRun | None,
     ) -> None:
         op = self.graph.ops[step]
         positions = batch.positions if step < self._first_wanted else batch.positions[batch.wanted]
         self._values[op.out] = self._apply(op, positions, batch, caches, control, experts)
-        if isinstance(op, Moe) and experts is not None and experts.stop < op.experts:
+        if isinstance(op, Moe) and experts is not None and experts.summed.stop < op.experts:
             return  # the inputs are still needed
         for value in [v for v in self._values if self._last_use[v] <= step]:
             del self._values[value]
@@ -199,7 +205,7 @@ class NumpyProgram(Program):
         batch: Batch,
         caches: Sequence[KVCache],
         control: Control,
-        experts: range | None,
+        experts: ExpertRun | None,
     ) -> ops.Array:
         of = self._values
         match op:
@@ -279,19 +285,24 @@ class NumpyProgram(Program):
         out = [ops.linear(part, weight) for part, weight in zip(parts, weights, strict=True)]
         return np.stack(out, axis=1).reshape(len(x), heads * rows)
 
-    def _moe(self, op: Moe, experts: range | None, control: Control) -> ops.Array:
-        """Add the share of these experts (None: all) to the op's value, which expert 0 begins."""
+    def _moe(self, op: Moe, experts: ExpertRun | None, control: Control) -> ops.Array:
+        """Compute hidden values, and add what their experts give to the op's value, which expert 0 begins."""
         x, routes = self._values[op.x], self._values[op.routes]
-        out = self._values[op.out] if experts and experts.start else np.zeros_like(x)
-        for number in experts or range(op.experts):
+        experts = experts or ExpertRun(range(op.experts), range(op.experts))
+        for number in experts.hidden:
+            tokens, _ = np.nonzero(routes[:, : op.chosen] == number)
+            if len(tokens):
+                self._check_stop(control)
+                gate = self._expert(x[tokens], op.gate_weight, op.gate_bias, number)
+                up = self._expert(x[tokens], op.up_weight, op.up_bias, number)
+                self._hidden[number] = ops.expert_act(gate, up, op.act)
+        out = self._values[op.out] if experts.summed.start else np.zeros_like(x)
+        for number in experts.summed:
             tokens, places = np.nonzero(routes[:, : op.chosen] == number)
-            if not len(tokens):
-                continue
-            self._check_stop(control)
-            gate = self._expert(x[tokens], op.gate_weight, op.gate_bias, number)
-            up = self._expert(x[tokens], op.up_weight, op.up_bias, number)
-            y = self._expert(ops.expert_act(gate, up, op.act), op.down_weight, op.down_bias, number)
-            out[tokens] += routes[tokens, op.chosen + places][:, None] * y
+            if len(tokens):
+                self._check_stop(control)
+                y = self._expert(self._hidden.pop(number), op.down_weight, op.down_bias, number)
+                out[tokens] += routes[tokens, op.chosen + places][:, None] * y
         return out
 
     def _expert(self, x: ops.Array, weight: str, bias: str | None, number: int) -> ops.Array:

@@ -110,8 +110,11 @@ typedef struct {
     int64_t chunk_positions;
     int32_t kv_type;              /* enum rf_kv_type */
 
-    int64_t first_expert, last_expert; /* experts [first, last) of moe units; the first range begins the sum */
+    const int32_t *hidden;   /* of moe up: these experts, n_hidden of them; NULL: all */
+    int64_t n_hidden;
+    int64_t first_summed, last_summed; /* of moe down: experts [first, last); expert 0 begins the sum */
 
+    int32_t to_be_continued; /* 1: another run comes as soon as experts have been read */
     int32_t *flags;               /* [0] stop, [1] steps done */
 } rf_run;
 

@@ -3,7 +3,7 @@
  * A row of routes holds k expert numbers, ascending, and their weights. The hidden values of a token's j-th expert lie
  * at j * F of its row; packed, at j * act_bytes. Each task goes through the experts in order, gathers the activations
  * of an expert's tokens and multiplies its rows of the matrix by all of them; so every matrix is read once, and the sum
- * over a token's experts has one order whatever the batch, the threads and the ranges of experts. */
+ * over a token's experts has one order whatever the batch, the threads and the goes that it is done in. */
 
 RF_FN void RF_NAME(gate)(const rf_run *run, const rf_unit *u, int64_t first, int64_t last, float *scratch)
 {
@@ -137,34 +137,38 @@ RF_INLINE v16 moe_act(int32_t act, v16 gate, v16 up)
     return (up + 1.0f) * (gate * v_sigmoid(1.702f * gate));
 }
 
-RF_INLINE int64_t moe_last(const rf_run *run, const rf_unit *u)
-{
-    return run->last_expert < u->n_experts ? run->last_expert : u->n_experts;
-}
-
-RF_FN int RF_NAME(moe_up)(const rf_run *run, const rf_unit *u, int64_t first, int64_t n_rows, float *scratch)
+/* Rows of an expert's hidden values, for all tokens that chose it. */
+RF_INLINE int moe_hidden(const rf_run *run, const rf_unit *u, int64_t e, int64_t first, int64_t n_rows, float *scratch)
 {
     float *gate = scratch, *up = gate + RF_MOE_TOKENS * RF_MOE_ROWS;
     uint8_t *space = (uint8_t *)(up + RF_MOE_TOKENS * RF_MOE_ROWS);
     int64_t width = u->experts->n_rows;
     moe_group group;
-    for (int64_t e = run->first_expert; e < moe_last(run, u); e++)
-        for (int64_t t = moe_next(run, u, e, 0, &group); group.n; t = moe_next(run, u, e, t, &group)) {
-            const uint8_t *acts = moe_gather(run, u->b, &group, u->experts->act_bytes, 0, space);
-            if (moe_product(u->experts, e, first, n_rows, acts, group.n, gate))
-                return -1;
-            if (u->b != u->c)
-                acts = moe_gather(run, u->c, &group, u->second->act_bytes, 0, space);
-            if (moe_product(u->second, e, first, n_rows, acts, group.n, up))
-                return -1;
-            for (int64_t i = 0; i < group.n; i++) {
-                float *out = rf_row(run, u->out, group.t[i]) + group.slot[i] * width + first;
-                for (int64_t r = 0; r < n_rows; r += 16)
-                    v_store_part(out + r,
-                                 moe_act(u->act, v_load(gate + i * RF_MOE_ROWS + r), v_load(up + i * RF_MOE_ROWS + r)),
-                                 n_rows - r);
-            }
+    for (int64_t t = moe_next(run, u, e, 0, &group); group.n; t = moe_next(run, u, e, t, &group)) {
+        const uint8_t *acts = moe_gather(run, u->b, &group, u->experts->act_bytes, 0, space);
+        if (moe_product(u->experts, e, first, n_rows, acts, group.n, gate))
+            return -1;
+        if (u->b != u->c)
+            acts = moe_gather(run, u->c, &group, u->second->act_bytes, 0, space);
+        if (moe_product(u->second, e, first, n_rows, acts, group.n, up))
+            return -1;
+        for (int64_t i = 0; i < group.n; i++) {
+            float *out = rf_row(run, u->out, group.t[i]) + group.slot[i] * width + first;
+            for (int64_t r = 0; r < n_rows; r += 16)
+                v_store_part(out + r,
+                             moe_act(u->act, v_load(gate + i * RF_MOE_ROWS + r), v_load(up + i * RF_MOE_ROWS + r)),
+                             n_rows - r);
         }
+    }
+    return 0;
+}
+
+RF_FN int RF_NAME(moe_up)(const rf_run *run, const rf_unit *u, int64_t first, int64_t n_rows, float *scratch)
+{
+    int64_t n = run->hidden ? run->n_hidden : u->n_experts;
+    for (int64_t i = 0; i < n; i++)
+        if (moe_hidden(run, u, run->hidden ? run->hidden[i] : i, first, n_rows, scratch))
+            return -1;
     return 0;
 }
 
@@ -173,10 +177,11 @@ RF_FN int RF_NAME(moe_down)(const rf_run *run, const rf_unit *u, int64_t first, 
     float *y = scratch;
     uint8_t *space = (uint8_t *)(y + 2 * RF_MOE_TOKENS * RF_MOE_ROWS);
     int64_t n_tokens = u->wanted ? run->n_wanted : run->n_tokens;
+    int64_t last = run->last_summed < u->n_experts ? run->last_summed : u->n_experts;
     moe_group group;
-    for (int64_t t = 0; t < n_tokens && run->first_expert == 0; t++)
+    for (int64_t t = 0; t < n_tokens && run->first_summed == 0; t++)
         memset(rf_row(run, u->out, t) + first, 0, (size_t)n_rows * sizeof(float));
-    for (int64_t e = run->first_expert; e < moe_last(run, u); e++)
+    for (int64_t e = run->first_summed; e < last; e++)
         for (int64_t t = moe_next(run, u, e, 0, &group); group.n; t = moe_next(run, u, e, t, &group)) {
             const uint8_t *acts = moe_gather(run, u->b, &group, u->experts->act_bytes, 1, space);
             if (moe_product(u->experts, e, first, n_rows, acts, group.n, y))

@@ -1,6 +1,7 @@
 /* pool.c: the threads of a program. */
 #include "pool.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <time.h>
@@ -8,6 +9,10 @@
 
 /* Between units the others are microseconds away, and waking a sleeper takes tens of them. */
 #define SPIN_NS 50000
+
+/* After milliseconds of sleep a core is slow for as long again. So where a pass waits for experts, one thread stays awake
+ * for most of the time that a part of one takes, and gives way to whoever wants its processor. */
+#define AWAKE_NS 1500000
 
 static int64_t now_ns(void)
 {
@@ -26,20 +31,23 @@ static void relax(void)
 }
 
 /* True if the generation changed before the spinning time was over. */
-static int spin(rf_pool *pool, unsigned generation)
+static int spin(rf_pool *pool, unsigned generation, int64_t ns)
 {
-    int64_t end = now_ns() + SPIN_NS;
-    do
+    int64_t start = now_ns(), spent;
+    do {
         for (int i = 0; i < 64; i++) {
             if (atomic_load_explicit(&pool->generation, memory_order_acquire) != generation)
                 return 1;
             relax();
         }
-    while (now_ns() < end);
+        spent = now_ns() - start;
+        if (spent > SPIN_NS)
+            sched_yield();
+    } while (spent < ns);
     return 0;
 }
 
-void rf_barrier(rf_pool *pool)
+static void meet(rf_pool *pool, int64_t spin_ns)
 {
     unsigned generation = atomic_load(&pool->generation);
     if (atomic_fetch_add(&pool->arrived, 1) == pool->n_threads - 1) {
@@ -54,7 +62,7 @@ void rf_barrier(rf_pool *pool)
         }
         return;
     }
-    if (spin(pool, generation))
+    if (spin(pool, generation, spin_ns))
         return;
     pthread_mutex_lock(&pool->mutex);
     atomic_fetch_add(&pool->sleepers, 1); /* before the look at generation: the last thread looks the other way round */
@@ -64,14 +72,18 @@ void rf_barrier(rf_pool *pool)
     pthread_mutex_unlock(&pool->mutex);
 }
 
+void rf_barrier(rf_pool *pool) { meet(pool, SPIN_NS); }
+
 static void *thread_main(void *argument)
 {
     struct rf_start start = *(struct rf_start *)argument;
+    int64_t spin_ns = SPIN_NS;
     for (;;) {
-        rf_barrier(start.pool);
+        meet(start.pool, spin_ns);
         if (!start.pool->run)
             return NULL;
         start.pool->walk(start.pool, start.thread);
+        spin_ns = start.thread == 1 && start.pool->run->to_be_continued ? AWAKE_NS : SPIN_NS;
         rf_barrier(start.pool);
     }
 }
