@@ -47,6 +47,11 @@ class WatchedSource(DataSource):
             self.log.append((file, offset, out.size))
         super().read_into(file, offset, out)
 
+    def fetch(self, extent, offset, nbytes):
+        with self._watch:
+            self.log.append((extent.file, offset, nbytes))
+        super().fetch(extent, offset, nbytes)
+
     def read_window(self, read, out):
         with self._watch:
             self.log.append((read.file, read.offset, read.nbytes))

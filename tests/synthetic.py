@@ -58,6 +58,7 @@ def write_model(
     seed: int = 1,
     eos: int = 2,
     template: str | None = None,
+    alignment: int = 32,
 ) -> Path:
     """Write a model of ``sizes``; with ``shards`` a split one. Returns the file, or the first shard.
 
@@ -69,7 +70,7 @@ def write_model(
     if template is not None:
         metadata["tokenizer.chat_template"] = template
     if shards == 1:
-        return write_gguf(path, metadata, tensors)
+        return write_gguf(path, metadata, tensors, alignment=alignment)
     names = list(tensors)
     cuts = [round(i * len(names) / shards) for i in range(shards + 1)]
     paths = []

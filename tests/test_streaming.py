@@ -14,6 +14,7 @@ from engines import REGISTRY, Engines, answer, settled, weight_bytes
 from synthetic import SMALL, TINY, write_model
 
 from ramforge_core.allotment import allot
+from ramforge_core.datasource import DataSource
 from ramforge_core.engine import trial_workspace
 from ramforge_core.errors import BudgetTooSmallError
 from ramforge_core.gguf import open_gguf
@@ -61,6 +62,26 @@ def test_logits_and_tokens_are_the_same_bits_at_every_budget(engines, models, na
         assert np.array_equal(got, logits), f"{share} of the weights"
         engine.close()
     assert kinds == {True, False}
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_a_model_that_fits_has_the_same_bits_mapped_and_copied(engines, tmp_path, monkeypatch, mapped):
+    """Copied where a system maps no files, and where kernels could not read tensors where they lie."""
+    sizes = evolve(
+        TINY, layers=1, vocab=515
+    )  # rows of the head, 515 of them, end between two multiples of 32
+    expected = answer(engines(write_model(tmp_path / "aligned.gguf", sizes)), PROMPT)
+    if not mapped:
+        monkeypatch.setattr(DataSource, "map", lambda *_: None)
+    for alignment in (1, 8, 64, 4096):
+        engine = engines(write_model(tmp_path / f"{alignment}.gguf", sizes, alignment=alignment))
+        offsets = [piece.offset for piece in engine.allotment.residency.pinned]
+        assert all(offset % 32 == 0 for offset in offsets) == (alignment >= 32)
+        assert all(weight.ctypes.data % 32 == 0 for weight in engine.pinned.values())
+        ids, logits = answer(engine, PROMPT)
+        assert ids == expected[0]
+        assert np.array_equal(logits, expected[1])
+        engine.close()
 
 
 @pytest.mark.parametrize("threads", [1, 2])

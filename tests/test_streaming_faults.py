@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import mmap
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from synthetic import SMALL, TINY, write_model
 
 import ramforge_core
 from ramforge_core.budget import MemoryBudget
+from ramforge_core.datasource import DataSource
 from ramforge_core.errors import (
     BudgetExceededError,
     BudgetTooSmallError,
@@ -68,6 +70,10 @@ def failing(kind: str):
     return staticmethod(fail)
 
 
+def map_nothing(*_):
+    """As `DataSource.map` on a system that maps no files."""
+
+
 @pytest.mark.parametrize("kind", ["EIO", "short"])
 def test_an_error_while_running_is_raised_and_the_engine_goes_on(engines, model, kind):
     engine = engines.streaming(model, 0.3)
@@ -85,8 +91,10 @@ def test_an_error_while_running_is_raised_and_the_engine_goes_on(engines, model,
     assert np.array_equal(logits, expected[1])
 
 
-@pytest.mark.parametrize("share", [0.3, 20])
-def test_an_error_while_loading_leaves_nothing_behind(engines, model, monkeypatch, share):
+@pytest.mark.parametrize(("share", "mapped"), [(0.3, False), (20, False), (20, True)])
+def test_an_error_while_loading_leaves_nothing_behind(engines, model, monkeypatch, share, mapped):
+    if not mapped:
+        monkeypatch.setattr(DataSource, "map", map_nothing)
     least = engines.minimum(model)
     files, threads, budgets = open_files(), threading.active_count(), []
 
@@ -103,7 +111,14 @@ def test_an_error_while_loading_leaves_nothing_behind(engines, model, monkeypatc
             raise OSError(errno.EIO, "Input/output error")
         return real(*arguments)
 
+    class Failing(mmap.mmap):
+        def madvise(self, advice, *extent):
+            if extent and next(count) >= 3:
+                raise OSError(errno.EFAULT, "Bad address")
+            super().madvise(advice, *extent)
+
     monkeypatch.setattr(os, "preadv", eio)
+    monkeypatch.setattr(mmap, "mmap", Failing)
     with pytest.raises(GGUFError, match="Input/output error"):
         engines(model, least + int(share * 1_000_000))
     assert budgets[0].used == 0
@@ -115,6 +130,7 @@ def test_an_error_while_loading_leaves_nothing_behind(engines, model, monkeypatc
 def test_e17_memory_that_the_system_refuses_is_said_and_leaves_nothing_behind(
     engines, model, monkeypatch, share
 ):
+    monkeypatch.setattr(DataSource, "map", map_nothing)
     least = engines.minimum(model)
     budgets = []
 
@@ -140,8 +156,9 @@ def test_a_refused_budget_holds_nothing(engines, model, monkeypatch):
     assert budget.used == budget.peak == 0
 
 
-def test_a_file_that_shrinks_is_an_error_and_no_signal(engines, model):
-    engine = engines.streaming(model, 0.3)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_file_that_shrinks_is_an_error_and_no_signal(engines, model, whole):
+    engine = engines(model) if whole else engines.streaming(model, 0.3)
     answer(engine, PROMPT, 1)
     os.truncate(model, model.stat().st_size // 2)
     with pytest.raises(GGUFError, match=r"m\.gguf: .*changed"):
@@ -161,8 +178,9 @@ def test_a_file_that_shrinks_in_the_middle_of_a_pass_is_an_error(engines, model)
         answer(engine, PROMPT, 10)
 
 
-def test_a_file_that_is_rewritten_in_place_is_an_error(engines, model):
-    engine = engines.streaming(model, 0.3)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_file_that_is_rewritten_in_place_is_an_error(engines, model, whole):
+    engine = engines(model) if whole else engines.streaming(model, 0.3)
     answer(engine, PROMPT, 1)
     with model.open("r+b") as out:
         out.seek(-4096, os.SEEK_END)
@@ -171,8 +189,9 @@ def test_a_file_that_is_rewritten_in_place_is_an_error(engines, model):
         answer(engine, PROMPT, 1)
 
 
-def test_a_file_that_is_replaced_by_another_keeps_being_read(engines, model, tmp_path):
-    engine = engines.streaming(model, 0.3)
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_file_that_is_replaced_by_another_keeps_being_read(engines, model, tmp_path, whole):
+    engine = engines(model) if whole else engines.streaming(model, 0.3)
     ids, logits = answer(engine, PROMPT)
     write_model(tmp_path / "other.gguf", seed=9).replace(model)
     got_ids, got = answer(engine, PROMPT)

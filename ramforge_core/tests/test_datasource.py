@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import subprocess
 import threading
@@ -11,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from ramforge_core.datasource import DataSource
+from ramforge_core.datasource import DataSource, MappedExtent
 from ramforge_core.errors import GGUFError
 from ramforge_core.memory import PAGE, allocate
 from ramforge_core.residency import Read
@@ -32,6 +33,13 @@ def window(source: DataSource, offset: int, nbytes: int, needed: int | None = No
     out = allocate(nbytes)
     source.read_window(Read(0, offset, nbytes, (("x", 0, needed or nbytes),), 0), out)
     return out.tobytes()
+
+
+def mapped(source: DataSource, offset: int, nbytes: int) -> MappedExtent:
+    extent = source.map(0, offset, nbytes)
+    if extent is None:
+        pytest.skip("this system maps no files, or not so that errors are told")
+    return extent
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -102,6 +110,45 @@ def test_an_io_error_names_file_bytes_and_cause(file, monkeypatch):
             GGUFError, match=f"data: cannot read {PAGE} bytes at byte {PAGE}: Input/output error"
         ):
             window(source, PAGE, PAGE)
+
+
+def test_a_mapped_extent_is_the_file_and_nothing_before_it(file):
+    data, start = file.read_bytes(), 2 * PAGE + 32
+    with DataSource([file]) as source:
+        extent = mapped(source, start, len(data) - start)
+        assert extent.offset == start // mmap.PAGESIZE * mmap.PAGESIZE
+        source.fetch(extent, start + 5, 3 * PAGE)
+        view = extent.view(start + 5, 3 * PAGE)
+    assert view.tobytes() == data[start + 5 :][: 3 * PAGE], "also when the source is closed"
+    assert not view.flags.writeable
+    assert view.ctypes.data % 64 == (start + 5) % 64
+
+
+def test_a_file_that_is_too_short_for_its_mapping_is_an_error_and_no_signal(file):
+    size = file.stat().st_size
+    with DataSource([file]) as source:
+        with pytest.raises(GGUFError, match=rf"data: ends at byte {size}, but {size} bytes .* from byte 1;"):
+            source.map(0, 1, size)
+        extent = mapped(source, 0, size)
+        os.truncate(file, PAGE)
+        source.fetch(extent, 0, PAGE)
+        with pytest.raises(GGUFError, match=rf"data: ends at byte {PAGE}, but {size} bytes .* from byte 0;"):
+            source.fetch(extent, 0, size)
+
+
+def test_an_io_error_of_a_mapped_file_names_file_bytes_and_cause(file, monkeypatch):
+    class Failing(mmap.mmap):
+        def madvise(self, advice, *extent):
+            if extent[-1:] > (0,):
+                raise OSError(errno.EFAULT, "Bad address")
+
+    monkeypatch.setattr(mmap, "mmap", Failing)
+    with DataSource([file]) as source:
+        extent = mapped(source, 0, 3 * PAGE)
+        with pytest.raises(
+            GGUFError, match=f"data: cannot read {PAGE} bytes at byte {PAGE}: Input/output error"
+        ):
+            source.fetch(extent, PAGE, PAGE)
 
 
 def test_files_are_closed_also_when_one_cannot_be_opened(file, tmp_path):

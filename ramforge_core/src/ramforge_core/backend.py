@@ -127,9 +127,9 @@ class Program(ABC):
 
     @abstractmethod
     def bind(self, weights: Mapping[str, NDArray[np.uint8]]) -> None:
-        """Say where weights lie: packed bytes, uint8 (nbytes,), 32-byte aligned. Kept alive by the program.
+        """Say where weights lie: packed bytes, uint8 (nbytes,), 32-byte aligned, perhaps read-only.
 
-        Raises ShapeError when a size differs from its `WeightSpec`.
+        The program keeps them alive. Raises ShapeError when a size differs from its `WeightSpec`.
         """
 
     @abstractmethod

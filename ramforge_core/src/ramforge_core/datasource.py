@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import mmap
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
 import numpy as np
-from attrs import define, field
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from ramforge_core.errors import GGUFError
@@ -18,6 +20,21 @@ from ramforge_core.memory import PAGE
 from ramforge_core.residency import Read
 
 _READ_BYTES = 16 << 20
+_POPULATE_READ = 22
+"""madvise(2), Linux 5.14: fault pages in, and return an error where touching them would be a SIGBUS."""
+
+
+@frozen(eq=False)
+class MappedExtent:
+    """Bytes of a file from ``offset`` on as memory that is not copied; made by `DataSource.map`."""
+
+    file: int
+    offset: int
+    pages: mmap.mmap = field(repr=False)
+
+    def view(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """Read-only uint8 (nbytes,) from byte ``offset`` of the file; keeps the mapping alive."""
+        return np.frombuffer(self.pages, np.uint8, nbytes, offset - self.offset)
 
 
 @define(eq=False)
@@ -62,6 +79,42 @@ class DataSource:
                 if not count:
                     raise self._short(file, offset, out.size, done)
                 done += count
+
+    def map(self, file: int, offset: int, nbytes: int) -> MappedExtent | None:
+        """Map an extent, rounded outward to pages, read-only. `fetch` its bytes before they are touched.
+
+        None where the system maps no files, or cannot tell of errors other than by a signal.
+        """
+        if sys.platform != "linux":
+            return None
+        start = offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        self._check_end(file, offset, nbytes)
+        try:
+            pages = mmap.mmap(
+                self._plain[file],
+                offset + nbytes - start,
+                flags=mmap.MAP_PRIVATE,
+                prot=mmap.PROT_READ,
+                offset=start,
+            )
+            pages.madvise(_POPULATE_READ, 0, 0)
+        except OSError:
+            return None
+        with contextlib.suppress(
+            OSError
+        ):  # what the page cache does not have yet comes in huge pages where it can
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        return MappedExtent(file, start, pages)
+
+    def fetch(self, extent: MappedExtent, offset: int, nbytes: int) -> None:
+        """Bring bytes of a mapped extent into memory, from byte ``offset`` of the file. Raises as `read_into`."""
+        first = (offset - extent.offset) // mmap.PAGESIZE * mmap.PAGESIZE
+        with _io_errors(self.paths[extent.file], f"cannot read {nbytes} bytes at byte {offset}"):
+            try:
+                extent.pages.madvise(_POPULATE_READ, first, offset - extent.offset + nbytes - first)
+            except OSError as error:
+                self._check_end(extent.file, offset, nbytes)
+                raise OSError(errno.EIO, os.strerror(errno.EIO)) from error
 
     def read_window(self, read: Read, out: NDArray[np.uint8]) -> None:
         """Fill a page-aligned window, uint8 (read.nbytes,), without leaving anything in the page cache.
@@ -110,6 +163,11 @@ class DataSource:
     def _look(self, file: int) -> tuple[int, int]:
         facts = os.fstat(self._plain[file])
         return facts.st_size, facts.st_mtime_ns
+
+    def _check_end(self, file: int, offset: int, nbytes: int) -> None:
+        size = os.fstat(self._plain[file]).st_size
+        if offset + nbytes > size:
+            raise self._short(file, offset, nbytes, max(0, size - offset))
 
     def _short(self, file: int, offset: int, expected: int, got: int) -> GGUFError:
         end = min(offset + got, os.fstat(self._plain[file]).st_size)

@@ -52,7 +52,8 @@ class Part:
 class Engine:
     """A model ready to run. Use as a context manager, or call `close`.
 
-    pinned : the weights that stay in memory, by name, as the file has them: uint8 (nbytes,).
+    pinned : the weights that stay in memory, by name, as the file has them: uint8 (nbytes,). Where all do, they are the
+        file itself, mapped. source : reads the others.
     streamed : runs passes of a model that is not pinned whole; None when all weights are in memory.
     """
 
@@ -61,6 +62,7 @@ class Engine:
     allotment: Allotment = field(repr=False)
     budget: MemoryBudget
     pinned: Mapping[str, NDArray[np.uint8]] = field(repr=False)
+    source: DataSource = field(repr=False)
     streamed: StreamedPasses | None = field(repr=False)
     _logits: NDArray[np.float32] = field(repr=False)
     _resources: contextlib.ExitStack = field(repr=False)
@@ -116,12 +118,14 @@ class Engine:
         progress : called a few times per second with the share of the pass that is done.
         Returns float32 (number wanted, vocab), part by part: a view of the logits buffer, good until the next pass.
         A KeyboardInterrupt of the waiting thread stops the pass before it is raised. Raises Interrupted when
-        `close` stopped the pass, BudgetExceededError before it begins if a cache cannot grow.
+        `close` stopped the pass, BudgetExceededError before it begins if a cache cannot grow, GGUFError if the file
+        was changed since it was opened, or cannot be read.
         """
         batch = _batch(parts)
         with self._lock:
             if self._closed:
                 raise Interrupted("the model was closed")
+            self.source.check_unchanged()
             for part in parts:
                 part.cache.reserve(part.start + len(part.tokens))
             logits = self._logits[: int(batch.wanted.sum())]
@@ -307,7 +311,9 @@ def load_engine(
                 profile.stream = streamed.stream.stats
         vocab = model.graph.logits.width
         logits = allocate(allotment.logits_bytes).view(np.float32).reshape(allotment.max_wanted, vocab)
-        return Engine(model, program, allotment, budget, pinned, streamed, logits, resources.pop_all())
+        return Engine(
+            model, program, allotment, budget, pinned, source, streamed, logits, resources.pop_all()
+        )
 
 
 def divide(

@@ -1,19 +1,23 @@
-"""Pinned weights from disk into memory, still quantized."""
+"""Pinned weights from disk into memory, still quantized: mapped where all of them fit, else copied."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ramforge_core.datasource import DataSource
+from ramforge_core.datasource import DataSource, MappedExtent
 from ramforge_core.memory import PAGE, allocate
 from ramforge_core.residency import GAP_BYTES, Piece, Read
 from ramforge_core.stream import Stream
 
 ALIGNMENT = 64
+_KERNEL_ALIGNMENT = 32
+_FETCH_BYTES = 16 << 20
 _LOADERS = 4
 _SLOTS, _SLOT_BYTES = 4, 2 << 20
 
@@ -38,31 +42,73 @@ def load_pinned(
     ring: tuple[NDArray[np.uint8], int] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, NDArray[np.uint8]]:
-    """Read pieces in file order into one allocation: name -> uint8 (nbytes,), 64-byte aligned.
+    """Have pieces in memory, in file order: name -> uint8 (nbytes,), 32-byte aligned.
 
     ring : memory and number of slots of a stream that is not in use yet; then the bytes come through it, past the
-        page cache, and nothing else is allocated. Without it they are read through the page cache, which is faster
-        where the file is already there.
+        page cache, and nothing but one allocation is made. Without it the file is mapped, so that nothing is copied and
+        pages that are cached already cost no time; where it cannot be, pieces are copied from the page cache.
     Raises GGUFError, or OutOfMemoryError.
     """
-    arena = allocate(pinned_bytes(pieces))
-    out, at = {}, 0
-    for piece in pieces:
-        out[piece.name] = arena[at : at + piece.nbytes]
-        at += -(-piece.nbytes // ALIGNMENT) * ALIGNMENT
-    ordered = sorted(pieces, key=lambda p: (p.file, p.offset))
-    steps = _through_ring(ordered, source, *ring, out) if ring else _buffered(ordered, source, out)
     done, total = 0, sum(p.nbytes for p in pieces)
-    for nbytes in steps:
+
+    def arrived(nbytes: int) -> None:
+        nonlocal done
         done += nbytes
         if progress is not None:
             progress(done, total)
+
+    ordered = sorted(pieces, key=lambda p: (p.file, p.offset))
+    if ring is None and (mapped := _mapped(ordered, source, arrived)) is not None:
+        return mapped
+    arena = allocate(pinned_bytes(ordered))
+    out, at = {}, 0
+    for piece in ordered:
+        out[piece.name] = arena[at : at + piece.nbytes]
+        at += -(-piece.nbytes // ALIGNMENT) * ALIGNMENT
+    if ring is None:
+        _buffered(ordered, source, out, arrived)
+    else:
+        _through_ring(ordered, source, *ring, out, arrived)
     return out
 
 
+def _mapped(
+    pieces: Sequence[Piece], source: DataSource, arrived: Callable[[int], None]
+) -> dict[str, NDArray[np.uint8]] | None:
+    """Pieces where they lie in their files, one mapping for each; None where that cannot be.
+
+    It cannot where kernels could not read a piece there, and where pages between pieces would be more memory than
+    `pinned_bytes`.
+    """
+    gaps = (b.offset - a.offset - a.nbytes for a, b in pairwise(pieces) if a.file == b.file)
+    if any(piece.offset % _KERNEL_ALIGNMENT for piece in pieces) or any(gap >= ALIGNMENT for gap in gaps):
+        return None
+    with contextlib.ExitStack() as undo:
+        mapped: list[tuple[MappedExtent, list[Piece]]] = []
+        for file, group in groupby(pieces, lambda p: p.file):
+            own = list(group)
+            start, end = own[0].offset, own[-1].offset + own[-1].nbytes
+            extent = source.map(file, start, end - start)
+            if extent is None:
+                return None
+            undo.callback(extent.pages.close)
+            mapped.append((extent, own))
+        for extent, own in mapped:
+            for piece in own:
+                for at in range(0, piece.nbytes, _FETCH_BYTES):
+                    nbytes = min(_FETCH_BYTES, piece.nbytes - at)
+                    source.fetch(extent, piece.offset + at, nbytes)
+                    arrived(nbytes)
+        undo.pop_all()
+    return {p.name: extent.view(p.offset, p.nbytes) for extent, own in mapped for p in own}
+
+
 def _buffered(
-    pieces: Sequence[Piece], source: DataSource, out: Mapping[str, NDArray[np.uint8]]
-) -> Iterator[int]:
+    pieces: Sequence[Piece],
+    source: DataSource,
+    out: Mapping[str, NDArray[np.uint8]],
+    arrived: Callable[[int], None],
+) -> None:
     def read(piece: Piece) -> int:
         source.read_into(piece.file, piece.offset, out[piece.name])
         return piece.nbytes
@@ -70,7 +116,8 @@ def _buffered(
     # Copying from the page cache and the first touch of new pages are work for more than one processor.
     pool = ThreadPoolExecutor(_LOADERS, thread_name_prefix="ramforge-load")
     try:
-        yield from pool.map(read, pieces)
+        for nbytes in pool.map(read, pieces):
+            arrived(nbytes)
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -81,7 +128,8 @@ def _through_ring(
     memory: NDArray[np.uint8],
     slots: int,
     out: Mapping[str, NDArray[np.uint8]],
-) -> Iterator[int]:
+    arrived: Callable[[int], None],
+) -> None:
     reads = list(_cut_by_bytes(pieces, len(memory) // slots - 2 * PAGE))
     at = dict.fromkeys(out, 0)
     stream = Stream(source, reads, memory, slots, repeat=False)
@@ -92,7 +140,7 @@ def _through_ring(
             for name, start, nbytes in read.pieces:
                 out[name][at[name] : at[name] + nbytes] = window[start : start + nbytes]
                 at[name] += nbytes
-                yield nbytes
+                arrived(nbytes)
             stream.give_back()
     finally:
         stream.close()
