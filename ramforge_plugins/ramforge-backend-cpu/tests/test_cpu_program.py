@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -93,6 +94,22 @@ def test_kernels_of_another_abi_are_refused():
 def test_a_kernel_that_refuses_is_named():
     with pytest.raises(BackendError, match="step 1"):
         rig_of(lambda n_rows, acts: -1).run([0])
+
+
+def test_a_thread_that_hangs_in_a_task_leaves_the_others_of_its_share_to_the_rest():
+    calls, others_are_done = [], threading.Event()
+
+    def matmul(n_rows, acts):
+        calls.append(threading.get_ident())
+        if len(calls) == 1:
+            assert others_are_done.wait(60)
+        elif len(calls) == 8:  # 256 rows, four tasks for each thread
+            others_are_done.set()
+        return 0
+
+    rig_of(matmul, threads=2).run([0])
+    assert len(set(calls[1:8])) == 1
+    assert calls[0] != calls[1]
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -207,9 +207,8 @@ class CpuProgram(Program):
             )
             self._fill_unit(row, unit)
         run = self._run = ffi.new("rf_run *")
-        next_task = ffi.new("int64_t[]", len(self._list.units))
-        self._alive.update(values=values, next_task=next_task)
-        run.units, run.values, run.next_task = self._units, values, next_task
+        self._alive["values"] = values
+        run.units, run.values = self._units, values
         run.workspace = ffi.cast("float *", self._alive["workspace"].ctypes.data)
         run.scratch = ffi.cast("float *", self._alive["scratch"].ctypes.data)
         run.scratch_floats = self._scratch_floats
@@ -361,14 +360,12 @@ class CpuProgram(Program):
             self._prepare(batch, caches, logits, control)
         if self._unbound and (missing := self._unbound & {w for i in steps for w in self.steps[i].weights}):
             raise ParameterError(f"weight {min(missing)!r} is not bound")
-        ffi, run = native().ffi, self._run
+        run = self._run
         run.first, run.last = self._first_unit[steps.start], self._first_unit[steps.stop]
         self._choose_experts(experts)
         run.to_be_continued = steps.stop < len(self.steps) and (
             experts is not None or isinstance(self.graph.ops[steps.stop], Moe)
         )
-        n_bytes = 8 * (run.last - run.first)
-        ffi.memmove(run.next_task + run.first, bytes(n_bytes), n_bytes)
         self._alive["parts_done"][:] = 0  # a run that was stopped leaves counts
         result = native().lib.rf_pool_run(self._pool, run)
         if result == native().lib.RF_STOPPED:

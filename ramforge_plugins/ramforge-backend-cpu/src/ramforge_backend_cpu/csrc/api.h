@@ -92,7 +92,6 @@ typedef struct {
     const rf_unit *units;
     const rf_value *values;
     int64_t first, last; /* units [first, last) */
-    int64_t *next_task;  /* by unit, for dealing out tasks */
 
     float *workspace;    /* 64-byte aligned */
     float *scratch;      /* 64-byte aligned, scratch_floats for each thread */

@@ -1,7 +1,9 @@
-/* run.c: walks through the units of a run. Every thread takes the same way and they share the tasks of big units.
+/* run.c: walks through the units of a run. Every thread takes the same way, and big units are shared.
  *
- * Small units are done by thread 0 alone, so that a chain of them needs no barrier. Which units are big, and how they
- * are cut, depends on sizes only and changes no result. */
+ * A shared unit is a row of items, of which each thread has a stretch of its own. It takes them a task at a time, and
+ * then what is left of the others' stretches, so that a slow core does not hold up the rest. Small units are done by
+ * thread 0 alone, so that a chain of them needs no meeting. Which units are big, and how they are cut, depends on sizes
+ * only and changes no result. */
 #include "pool.h"
 
 #include <string.h>
@@ -19,10 +21,11 @@
 #define KERNEL_ROWS 16
 
 typedef struct {
-    int64_t n;      /* tasks */
-    int64_t size;   /* rows of `out`, rows of the weight, or heads in a task */
+    int64_t n;      /* items */
+    int64_t size;   /* items in a task */
+    int64_t rows;   /* rows of the weight or of `out` in an item */
     int parallel;
-    int64_t tokens, ranges; /* attention: tokens in a task; tasks that share the keys of some rows */
+    int64_t tokens, heads, ranges; /* attention: of an item; items that share the keys of some rows */
 } plan;
 
 static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -30,16 +33,16 @@ static int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static plan plan_matmul(const rf_unit *u, int64_t rows, int n_threads)
 {
     int64_t size = TASK_BYTES / u->row_bytes, by_work = TASK_PRODUCTS / (u->n_cols * rows);
-    int64_t fair = u->n_rows / (n_threads * TASKS_PER_THREAD);
+    int64_t fair = u->n_rows / (n_threads * TASKS_PER_THREAD), n = divide_up(u->n_rows, KERNEL_ROWS);
     size = size > 4 * KERNEL_ROWS ? size : 4 * KERNEL_ROWS;
     size = size < by_work ? size : by_work;
     size = size < fair ? size : fair;
-    size = size < KERNEL_ROWS ? KERNEL_ROWS : size / KERNEL_ROWS * KERNEL_ROWS;
-    int64_t n = divide_up(u->n_rows, size);
-    return (plan){.n = n, .size = size, .parallel = n > 1 && u->n_rows * u->n_cols * rows >= MIN_PARALLEL_FLOATS};
+    size = size < KERNEL_ROWS ? 1 : size / KERNEL_ROWS;
+    return (plan){.n = n, .size = size, .rows = KERNEL_ROWS,
+                  .parallel = n > 1 && u->n_rows * u->n_cols * rows >= MIN_PARALLEL_FLOATS};
 }
 
-/* A task is some tokens, some of the query heads that share a key/value head, and all ranges of keys or one. */
+/* An item is some tokens, some of the query heads that share a key/value head, and all ranges of keys or one. */
 static plan plan_attend(const rf_run *run, const rf_unit *u, int n_threads)
 {
     int64_t shared = u->heads / u->kv_heads, heads = shared < RF_ATTEND_ROWS ? shared : RF_ATTEND_ROWS;
@@ -50,7 +53,7 @@ static plan plan_attend(const rf_run *run, const rf_unit *u, int n_threads)
         seen += u->window && position >= u->window ? u->window : position + 1;
         end = position >= end ? position + 1 : end;
     }
-    plan p = {.parallel = seen * u->heads * (u->key_width + u->value_width) >= MIN_PARALLEL_SCORES};
+    plan p = {.size = 1, .parallel = seen * u->heads * (u->key_width + u->value_width) >= MIN_PARALLEL_SCORES};
     p.ranges = run->n_tokens <= RF_SPLIT_TOKENS && n_threads > 1 ? divide_up(end, RF_RANGE_KEYS) : 1;
     for (;;) {
         p.n = divide_up(run->n_tokens, tokens) * u->kv_heads * divide_up(shared, heads) * p.ranges;
@@ -62,11 +65,11 @@ static plan plan_attend(const rf_run *run, const rf_unit *u, int n_threads)
             heads = divide_up(heads, 2);
     }
     p.tokens = tokens;
-    p.size = heads;
+    p.heads = heads;
     return p;
 }
 
-/* A task is some rows of what every expert gives, for all tokens. */
+/* An item is some rows of what every expert gives, for all tokens. */
 static plan plan_moe(const rf_unit *u, int64_t rows, int n_threads)
 {
     const rf_experts *e = u->experts;
@@ -75,29 +78,29 @@ static plan plan_moe(const rf_unit *u, int64_t rows, int n_threads)
     size = size > 4 * KERNEL_ROWS ? size : 4 * KERNEL_ROWS;
     size = rows == 1 && size < fair ? size : fair; /* many tokens share the gathering of their activations */
     size = size < RF_MOE_ROWS ? size : RF_MOE_ROWS;
-    size = size < KERNEL_ROWS ? KERNEL_ROWS : size / KERNEL_ROWS * KERNEL_ROWS;
-    int64_t n = divide_up(e->n_rows, size);
+    size = size < KERNEL_ROWS ? 1 : size / KERNEL_ROWS;
+    int64_t n = divide_up(e->n_rows, KERNEL_ROWS);
     int parallel = n > 1 && e->n_rows * e->n_cols * rows * u->chosen >= MIN_PARALLEL_FLOATS;
-    return (plan){.n = n, .size = size, .parallel = parallel};
+    return (plan){.n = n, .size = size, .rows = KERNEL_ROWS, .parallel = parallel};
 }
 
 static plan plan_unit(const rf_run *run, const rf_unit *u, int n_threads)
 {
     int64_t rows = u->wanted ? run->n_wanted : run->n_tokens;
     if (rows == 0)
-        return (plan){.n = 0, .size = 1, .parallel = 0};
+        return (plan){.n = 0, .size = 1};
     if (u->kind == RF_MATMUL)
         return plan_matmul(u, rows, n_threads);
     if (u->kind == RF_HEADS)
-        return (plan){.n = u->heads, .size = 1,
+        return (plan){.n = u->heads, .size = 1, .rows = 1,
                       .parallel = u->heads * u->n_rows * u->n_cols * rows >= MIN_PARALLEL_FLOATS};
     if (u->kind == RF_ATTEND)
         return plan_attend(run, u, n_threads);
     if (u->kind == RF_MOE_UP || u->kind == RF_MOE_DOWN)
         return plan_moe(u, rows, n_threads);
-    int64_t size = divide_up(rows, n_threads * 4), width = run->values[u->out < 0 ? u->a : u->out].width;
-    int parallel = rows > 1 && rows * width >= MIN_PARALLEL_FLOATS;
-    return (plan){.n = divide_up(rows, size), .size = size, .parallel = parallel};
+    int64_t width = run->values[u->out < 0 ? u->a : u->out].width;
+    return (plan){.n = rows, .size = divide_up(rows, n_threads * TASKS_PER_THREAD), .rows = 1,
+                  .parallel = rows > 1 && rows * width >= MIN_PARALLEL_FLOATS};
 }
 
 static int do_matmul(const rf_table *table, const rf_run *run, const rf_unit *u, int64_t row, int64_t n_rows)
@@ -137,21 +140,21 @@ static int do_embed(const rf_run *run, const rf_unit *u, int64_t first, int64_t 
     return result;
 }
 
-static int do_attend(const rf_table *table, const rf_run *run, const rf_unit *u, const plan *p, int64_t task,
+static int do_attend(const rf_table *table, const rf_run *run, const rf_unit *u, const plan *p, int64_t item,
                      float *scratch)
 {
-    int64_t shared = u->heads / u->kv_heads, parts = divide_up(shared, p->size), rows = task / p->ranges;
+    int64_t shared = u->heads / u->kv_heads, parts = divide_up(shared, p->heads), rows = item / p->ranges;
     /* late tokens see most: they come first */
     int64_t first = (divide_up(run->n_tokens, p->tokens) - 1 - rows / (u->kv_heads * parts)) * p->tokens;
     int64_t last = first + p->tokens < run->n_tokens ? first + p->tokens : run->n_tokens;
-    int64_t group = rows / parts % u->kv_heads, head = rows % parts * p->size;
-    int64_t heads = shared - head < p->size ? shared - head : p->size;
+    int64_t group = rows / parts % u->kv_heads, head = rows % parts * p->heads;
+    int64_t heads = shared - head < p->heads ? shared - head : p->heads;
     head += group * shared;
     if (p->ranges == 1) {
         table->attend(run, u, first, last, group, head, heads, RF_ALL_RANGES, scratch);
         return 0;
     }
-    table->attend(run, u, first, last, group, head, heads, task % p->ranges, scratch);
+    table->attend(run, u, first, last, group, head, heads, item % p->ranges, scratch);
     if (__atomic_add_fetch(&run->parts_done[rows], 1, __ATOMIC_ACQ_REL) == p->ranges) {
         __atomic_store_n(&run->parts_done[rows], 0, __ATOMIC_RELAXED);
         table->attend(run, u, first, last, group, head, heads, RF_MERGE_RANGES, scratch);
@@ -159,18 +162,19 @@ static int do_attend(const rf_table *table, const rf_run *run, const rf_unit *u,
     return 0;
 }
 
-/* Returns 0, or what a foreign kernel returned. */
-static int do_task(const rf_table *table, const rf_run *run, const rf_unit *u, const plan *p, int64_t task,
-                   float *scratch)
+/* Items [first, last). Returns 0, or what a foreign kernel returned. */
+static int do_task(const rf_table *table, const rf_run *run, const rf_unit *u, const plan *p, int64_t first,
+                   int64_t last, float *scratch)
 {
     if (u->kind == RF_ATTEND)
-        return do_attend(table, run, u, p, task, scratch);
+        return do_attend(table, run, u, p, first, scratch);
     if (u->kind == RF_HEADS)
-        return do_head(table, run, u, task);
+        return do_head(table, run, u, first);
     int64_t rows = u->experts ? u->experts->n_rows
                    : u->kind == RF_MATMUL ? u->n_rows
                    : u->wanted ? run->n_wanted : run->n_tokens;
-    int64_t first = task * p->size, last = first + p->size < rows ? first + p->size : rows;
+    first *= p->rows;
+    last = last * p->rows < rows ? last * p->rows : rows;
     if (u->kind == RF_MATMUL)
         return do_matmul(table, run, u, first, last - first);
     if (u->kind == RF_MOE_UP)
@@ -183,44 +187,74 @@ static int do_task(const rf_table *table, const rf_run *run, const rf_unit *u, c
     return 0;
 }
 
-/* Take tasks of unit i until there are none, the stop flag is up or a kernel has failed. */
-static void do_tasks(rf_pool *pool, int64_t i, const plan *p, float *scratch)
+/* Take up to `size` items of unit i from [first, last), a thread's share. Returns the first, or `last` if none is left.
+ *
+ * A count that belongs to an earlier unit means that nothing is taken yet. One of a later unit means that all is: only
+ * then does anybody go on to the next unit. */
+static int64_t take(rf_share *share, uint64_t i, int64_t first, int64_t last, int64_t size)
 {
-    rf_run *run = pool->run;
+    uint64_t seen = atomic_load_explicit(&share->taken, memory_order_relaxed), unit = i + 1;
     for (;;) {
-        if (__atomic_load_n(&run->flags[0], __ATOMIC_RELAXED) || atomic_load_explicit(&pool->failed, memory_order_relaxed))
-            return;
-        int64_t task = p->parallel ? __atomic_fetch_add(&run->next_task[i], 1, __ATOMIC_RELAXED) : run->next_task[i]++;
-        if (task >= p->n)
-            return;
-        if (do_task(pool->table, run, &run->units[i], p, task, scratch))
-            atomic_store(&pool->failed, (int)i + 1);
+        int64_t at = first + (seen >> 32 == unit ? (int64_t)(seen & 0xffffffff) : 0);
+        if (seen >> 32 > unit || at >= last)
+            return last;
+        if (atomic_compare_exchange_weak_explicit(&share->taken, &seen, unit << 32 | (uint64_t)(at + size - first),
+                                                  memory_order_relaxed, memory_order_relaxed))
+            return at;
     }
+}
+
+/* Take tasks of unit i until there are none or the run has to end. Returns how many items it did. */
+static int64_t do_tasks(rf_pool *pool, int thread, int64_t i, const plan *p, float *scratch)
+{
+    int n_shares = p->parallel ? pool->n_threads : 1;
+    int64_t done = 0;
+    for (int s = 0; s < n_shares; s++) {
+        int owner = (thread + s) % n_shares;
+        int64_t first = p->n * owner / n_shares, last = p->n * (owner + 1) / n_shares, at = first, end;
+        for (;; at = end) {
+            if (p->parallel)
+                at = take(&pool->shares[owner], (uint64_t)i, first, last, p->size);
+            if (at >= last)
+                break;
+            if (__atomic_load_n(&pool->run->flags[0], __ATOMIC_RELAXED))
+                rf_end(pool, RF_STOPPED);
+            if (atomic_load_explicit(&pool->result, memory_order_relaxed) != RF_DONE)
+                return done;
+            end = at + p->size < last ? at + p->size : last;
+            if (do_task(pool->table, pool->run, &pool->run->units[i], p, at, end, scratch))
+                rf_end(pool, -1 - (int)i);
+            done += end - at;
+        }
+    }
+    return done;
 }
 
 void rf_walk(rf_pool *pool, int thread)
 {
     rf_run *run = pool->run;
     float *scratch = run->scratch + thread * run->scratch_floats;
-    enum { NONE, SERIAL, PARALLEL } since = NONE; /* units done since the last barrier */
-    int skipped = 0; /* a sync between units of thread 0 needed no barrier, but the next shared unit does */
+    enum { NONE, SERIAL, PARALLEL } since = NONE; /* units since the last meeting */
+    int skipped = 0; /* a sync between units of thread 0 needed no meeting, but the next shared unit does */
+    int64_t mine = 0, expected = 0, known = 0; /* items: done by this thread since then, before unit i, known as done */
     int32_t steps = 0;
     for (int64_t i = run->first; i < run->last; i++) {
         plan p = plan_unit(run, &run->units[i], pool->n_threads);
         p.parallel = p.parallel && pool->n_threads > 1;
         int needed = run->units[i].sync || (skipped && p.parallel);
         if (needed && (since == PARALLEL || (since == SERIAL && p.parallel))) {
-            rf_barrier(pool);
-            if (pool->stopping)
+            if (expected > known && (known = rf_meet(pool, mine, expected)) < 0)
                 return;
+            if (thread == 0)
+                __atomic_store_n(&run->flags[1], steps, __ATOMIC_RELAXED);
+            mine = 0;
             since = NONE;
             skipped = 0;
         } else if (needed && since == SERIAL)
             skipped = 1;
-        if (thread == 0 && since != PARALLEL) /* all before this one is done */
-            __atomic_store_n(&run->flags[1], steps, __ATOMIC_RELAXED);
-        if (p.parallel || thread == 0)
-            do_tasks(pool, i, &p, scratch);
+        expected += p.n;
+        if (p.parallel ? expected > known : thread == 0) /* whoever reported items has seen all shares empty */
+            mine += do_tasks(pool, thread, i, &p, scratch);
         if (p.n)
             since = p.parallel || since == PARALLEL ? PARALLEL : SERIAL;
         steps += run->units[i].ends_step;
