@@ -17,9 +17,17 @@ FORMATS = {f.name: f for f in ramforge_quant_formats()}
 class TestFloat(QuantFormatTests):
     product_tolerance = 1e-5
 
-    @pytest.fixture(params=FORMATS)
+    @pytest.fixture(params=["f32", "f16"])
     def quant_format(self, request: pytest.FixtureRequest) -> QuantFormat:
         return FORMATS[request.param]
+
+
+class TestBF16(QuantFormatTests):
+    product_tolerance = 3e-3  # activations are rounded to 8 bits
+
+    @pytest.fixture
+    def quant_format(self) -> QuantFormat:
+        return FORMATS["bf16"]
 
 
 def all_patterns(fmt: QuantFormat) -> np.ndarray:
@@ -54,6 +62,8 @@ def test_every_finite_pattern_multiplies(fmt: QuantFormat) -> None:
     x = np.zeros((1, 16), np.float32)
     x[0, 5] = 1
     expected = values[finite].reshape(1, -1) + np.float32(0)  # a sum that starts at +0 cannot give -0
+    if fmt.name == "bf16":
+        expected[abs(expected) < 2.0**-126] = 0
     assert fmt.kernels is not None
     for isa in machine_isas() & set(fmt.kernels.functions):
         assert same_bits(run_matmul(fmt.kernels.functions[isa], rows, 16, pack("f32", x)), expected), isa
@@ -70,6 +80,19 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     return np.where((error != 0) & (bits & 1 == 0), other, bits).view(np.float64).astype(np.float32)
 
 
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    """float32, rounded to the nearest BF16, the even one of two."""
+    bits = x.view(np.uint32)
+    return (bits + 0x7FFF + (bits >> 16 & 1) & 0xFFFF0000).astype(np.uint32).view(np.float32)
+
+
+def reduced(s: np.ndarray) -> np.ndarray:
+    s = s[..., :8] + s[..., 8:]
+    s = s[..., :4] + s[..., 4:]
+    s = s[..., :2] + s[..., 2:]
+    return s[..., 0] + s[..., 1]
+
+
 def stated_product(w: np.ndarray, x: np.ndarray) -> np.ndarray:
     """The order of ``float_rows.h`` in NumPy: 16 partial sums, then the fixed tree."""
     columns = w.shape[1]
@@ -78,10 +101,18 @@ def stated_product(w: np.ndarray, x: np.ndarray) -> np.ndarray:
         a, b = x[:, None, k : k + 16], w[None, :, k : k + 16]
         n = a.shape[2]
         s[..., :n] = fma(a, b, s[..., :n])
-    s = s[..., :8] + s[..., 8:]
-    s = s[..., :4] + s[..., 4:]
-    s = s[..., :2] + s[..., 2:]
-    return s[..., 0] + s[..., 1]
+    return reduced(s)
+
+
+def stated_pairs(w: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """The order of ``bf16_rows.h``: 16 partial sums of pairs, the odd value of a pair first."""
+    fill = [(0, 0), (0, -w.shape[1] % 32)]
+    w, x = np.pad(w, fill), np.pad(to_bf16(x), fill)
+    s = np.zeros((len(x), len(w), 16), np.float32)
+    for k in range(0, w.shape[1], 32):
+        a, b = x[:, None, k : k + 32], w[None, :, k : k + 32]
+        s = fma(a[..., 0::2], b[..., 0::2], fma(a[..., 1::2], b[..., 1::2], s))
+    return reduced(s)
 
 
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
@@ -98,7 +129,8 @@ def test_matmul_is_the_stated_expression(fmt: QuantFormat, columns: int, spread:
     if fmt.name == "bf16":
         weights = np.ascontiguousarray(weights.view("<u2")[:, 1::2]).view(np.uint8)
     x = rng.normal(size=(101, columns)).astype(np.float32)
-    expected = stated_product(fmt.decode_rows(weights.reshape(-1), columns), x)
+    stated = stated_pairs if fmt.name == "bf16" else stated_product
+    expected = stated(fmt.decode_rows(weights.reshape(-1), columns), x)
     assert fmt.kernels is not None
     for isa in machine_isas() & set(fmt.kernels.functions):
         assert same_bits(

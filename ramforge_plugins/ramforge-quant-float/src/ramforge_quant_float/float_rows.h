@@ -96,7 +96,9 @@ static RF_FMA_INLINE rf_f32 rf_fma(rf_f32 a, rf_f32 b, rf_f32 c)
 #else
     rf_f64 low = rf_odd_fma((rf_f64){a[0], a[1]}, (rf_f64){b[0], b[1]}, (rf_f64){c[0], c[1]});
     rf_f64 high = rf_odd_fma((rf_f64){a[2], a[3]}, (rf_f64){b[2], b[3]}, (rf_f64){c[2], c[3]});
-    return (rf_f32){(float)low[0], (float)low[1], (float)high[0], (float)high[1]};
+    rf_f32 rounded = {(float)low[0], (float)low[1], (float)high[0], (float)high[1]};
+    __asm__("" : "+m"(rounded)); /* gcc 12 would hand the doubles to the next fma, unrounded */
+    return rounded;
 #endif
 }
 

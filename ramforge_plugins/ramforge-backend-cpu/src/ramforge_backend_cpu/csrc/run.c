@@ -14,7 +14,7 @@
 
 /* What one task of a matrix product should be worth: weight bytes read, and multiplications. */
 #define TASK_BYTES (192 << 10)
-#define TASK_PRODUCTS (8 << 20)
+#define TASK_PRODUCTS (64 << 20)
 #define TASKS_PER_THREAD 4
 
 /* Kernels work on 16 rows at once. */
