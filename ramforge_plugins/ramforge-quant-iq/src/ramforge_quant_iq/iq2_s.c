@@ -47,7 +47,7 @@ static RF_INLINE void RF_(part)(const uint8_t *p, int64_t stride, int part, cons
 }
 
 RF_MATMUL_Q8_256(rf_iq2_s_matmul, RF_(head), RF_(part), .block_bytes = 82, .width = 4, .qmax = 86,
-                 .min = RF_MIN_INT)
+                 .min = RF_MIN_INT, .fence = 1)
 
 #else
 #include "signed_points.h"

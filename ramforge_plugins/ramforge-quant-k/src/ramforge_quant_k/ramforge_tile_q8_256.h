@@ -17,10 +17,11 @@ enum { RF_MIN_NONE, RF_MIN_INT, RF_MIN_FLOAT };
  * width   dwords in a sub-block with one scale: 4, 8 or 16
  * strided how the 16 dwords of a part are numbered: contiguous, or (strided) part 2h + r holds the four sub-blocks
  *         of 16 values 8h + r + 0, 2, 4, 6, as the two-bit shifts of Q2_K, Q3_K and Q6_K give them
- * qmax    largest weight after unpacking, for the int16 sums of AVX2; 128: signed weights, see rf_signed */
+ * qmax    largest weight after unpacking, for the int16 sums of AVX2; 128: signed weights, see rf_signed
+ * fence   1: also for a single activation the compiler shall not unpack two parts at once; try both */
 typedef struct {
     int64_t block_bytes;
-    int width, strided, qmax, min;
+    int width, strided, qmax, min, fence;
 } rf_superblock;
 
 enum { RF_MAX_SUPERBLOCK_BYTES = 292 };
@@ -172,6 +173,8 @@ static RF_INLINE void rf_one(const uint8_t *p, int64_t stride, const uint8_t *ac
     RF_UNROLL
     for (int part = 0; part < 4; part++) {
         rf_u32 q[16];
+        if (f.fence)
+            __asm__ volatile("" : "+r"(p), "+r"(stride)::"memory");
         rf_ask(next, f, part, 4);
         unpack_part(p, stride, part, &t, q);
         RF_UNROLL
