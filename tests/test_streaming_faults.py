@@ -21,7 +21,6 @@ from synthetic import SMALL, TINY, write_model
 
 import ramforge_core
 from ramforge_core.budget import MemoryBudget
-from ramforge_core.datasource import DataSource
 from ramforge_core.errors import (
     BudgetExceededError,
     BudgetTooSmallError,
@@ -70,10 +69,6 @@ def failing(kind: str):
     return staticmethod(fail)
 
 
-def map_nothing(*_):
-    """As `DataSource.map` on a system that maps no files."""
-
-
 @pytest.mark.parametrize("kind", ["EIO", "short"])
 def test_an_error_while_running_is_raised_and_the_engine_goes_on(engines, model, kind):
     engine = engines.streaming(model, 0.3)
@@ -93,8 +88,8 @@ def test_an_error_while_running_is_raised_and_the_engine_goes_on(engines, model,
 
 @pytest.mark.parametrize(("share", "mapped"), [(0.3, False), (20, False), (20, True)])
 def test_an_error_while_loading_leaves_nothing_behind(engines, model, monkeypatch, share, mapped):
-    if not mapped:
-        monkeypatch.setattr(DataSource, "map", map_nothing)
+    if mapped:
+        monkeypatch.setattr("ramforge_core.weights.MAP_FROM", 0)
     least = engines.minimum(model)
     files, threads, budgets = open_files(), threading.active_count(), []
 
@@ -130,7 +125,6 @@ def test_an_error_while_loading_leaves_nothing_behind(engines, model, monkeypatc
 def test_e17_memory_that_the_system_refuses_is_said_and_leaves_nothing_behind(
     engines, model, monkeypatch, share
 ):
-    monkeypatch.setattr(DataSource, "map", map_nothing)
     least = engines.minimum(model)
     budgets = []
 
@@ -157,7 +151,8 @@ def test_a_refused_budget_holds_nothing(engines, model, monkeypatch):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_file_that_shrinks_is_an_error_and_no_signal(engines, model, whole):
+def test_a_file_that_shrinks_is_an_error_and_no_signal(engines, model, monkeypatch, whole):
+    monkeypatch.setattr("ramforge_core.weights.MAP_FROM", 0)
     engine = engines(model) if whole else engines.streaming(model, 0.3)
     answer(engine, PROMPT, 1)
     os.truncate(model, model.stat().st_size // 2)
@@ -179,7 +174,8 @@ def test_a_file_that_shrinks_in_the_middle_of_a_pass_is_an_error(engines, model)
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_file_that_is_rewritten_in_place_is_an_error(engines, model, whole):
+def test_a_file_that_is_rewritten_in_place_is_an_error(engines, model, monkeypatch, whole):
+    monkeypatch.setattr("ramforge_core.weights.MAP_FROM", 0)
     engine = engines(model) if whole else engines.streaming(model, 0.3)
     answer(engine, PROMPT, 1)
     with model.open("r+b") as out:
@@ -187,6 +183,15 @@ def test_a_file_that_is_rewritten_in_place_is_an_error(engines, model, whole):
         out.write(bytes(100))
     with pytest.raises(GGUFError, match=r"m\.gguf: .*changed .*open it again"):
         answer(engine, PROMPT, 1)
+
+
+def test_a_file_that_was_copied_may_change(engines, model):
+    engine = engines(model)
+    ids, logits = answer(engine, PROMPT)
+    os.truncate(model, 0)
+    got_ids, got = answer(engine, PROMPT)
+    assert got_ids == ids
+    assert np.array_equal(got, logits)
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -48,6 +48,8 @@ class DataSource:
 
     paths: Sequence[Path]
     direct: bool = True
+    mapped: bool = field(default=False, init=False)
+    """Whether weights lie in mapped pages, which change when the file does."""
     _plain: dict[int, int] = field(factory=dict, init=False, repr=False)
     _direct: dict[int, int] = field(factory=dict, init=False, repr=False)
     _refused: set[int] = field(factory=set, init=False, repr=False)
@@ -104,6 +106,7 @@ class DataSource:
             OSError
         ):  # what the page cache does not have yet comes in huge pages where it can
             pages.madvise(mmap.MADV_HUGEPAGE)
+        self.mapped = True
         return MappedExtent(file, start, pages)
 
     def fetch(self, extent: MappedExtent, offset: int, nbytes: int) -> None:

@@ -52,8 +52,8 @@ class Part:
 class Engine:
     """A model ready to run. Use as a context manager, or call `close`.
 
-    pinned : the weights that stay in memory, by name, as the file has them: uint8 (nbytes,). Where all do, they are the
-        file itself, mapped. source : reads the others.
+    pinned : the weights that stay in memory, by name, as the file has them: uint8 (nbytes,). Where all of a large file's
+        do, they are the file itself, mapped. source : reads the others.
     streamed : runs passes of a model that is not pinned whole; None when all weights are in memory.
     """
 
@@ -125,7 +125,8 @@ class Engine:
         with self._lock:
             if self._closed:
                 raise Interrupted("the model was closed")
-            self.source.check_unchanged()
+            if self.source.mapped:
+                self.source.check_unchanged()
             for part in parts:
                 part.cache.reserve(part.start + len(part.tokens))
             logits = self._logits[: int(batch.wanted.sum())]

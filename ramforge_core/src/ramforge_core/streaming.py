@@ -70,7 +70,8 @@ class StreamedPasses:
     def run(
         self, batch: Batch, caches: Sequence[KVCache], logits: NDArray[np.float32], control: Control
     ) -> None:
-        """One pass; arguments as `Program.run`. Raises GGUFError if the file cannot be read."""
+        """One pass; arguments as `Program.run`. Raises GGUFError if the file cannot be read or has changed."""
+        self.source.check_unchanged()
         self.stream.begin()
         batch = evolve(batch, tokens=self._read_rows(batch.tokens, control))
         run = partial(self._run, (batch, caches, logits, control))

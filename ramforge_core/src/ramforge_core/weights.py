@@ -1,4 +1,4 @@
-"""Pinned weights from disk into memory, still quantized: mapped where all of them fit, else copied."""
+"""Pinned weights from disk into memory, still quantized: copied, or mapped where all of a large file fits."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ _KERNEL_ALIGNMENT = 32
 _FETCH_BYTES = 16 << 20
 _LOADERS = 4
 _SLOTS, _SLOT_BYTES = 4, 2 << 20
+
+MAP_FROM = 1 << 30
+"""Bytes of weights from which on they are mapped. Copying a smaller file takes a second at most, and it decodes some
+percent faster: new memory is huge pages, the page cache often is not (docs/performance.md, "Load to first token")."""
 
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
@@ -45,8 +49,8 @@ def load_pinned(
     """Have pieces in memory, in file order: name -> uint8 (nbytes,), 32-byte aligned.
 
     ring : memory and number of slots of a stream that is not in use yet; then the bytes come through it, past the
-        page cache, and nothing but one allocation is made. Without it the file is mapped, so that nothing is copied and
-        pages that are cached already cost no time; where it cannot be, pieces are copied from the page cache.
+        page cache, and nothing but one allocation is made. Without it they are copied from the page cache; or mapped if
+        they are `MAP_FROM` or more and can be, so that nothing is copied and cached pages cost no time.
     Raises GGUFError, or OutOfMemoryError.
     """
     done, total = 0, sum(p.nbytes for p in pieces)
@@ -58,7 +62,7 @@ def load_pinned(
             progress(done, total)
 
     ordered = sorted(pieces, key=lambda p: (p.file, p.offset))
-    if ring is None and (mapped := _mapped(ordered, source, arrived)) is not None:
+    if ring is None and total >= MAP_FROM and (mapped := _mapped(ordered, source, arrived)) is not None:
         return mapped
     arena = allocate(pinned_bytes(ordered))
     out, at = {}, 0
