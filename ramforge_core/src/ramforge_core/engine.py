@@ -52,8 +52,8 @@ class Part:
 class Engine:
     """A model ready to run. Use as a context manager, or call `close`.
 
-    pinned : the weights that stay in memory, by name, as the file has them: uint8 (nbytes,). Where all of a large file's
-        do, they are the file itself, mapped. source : reads the others.
+    pinned : the weights that stay in memory, by name, as the file has them: uint8 (nbytes,). If that is all of a
+        large file, it is mapped. source : reads the others.
     streamed : runs passes of a model that is not pinned whole; None when all weights are in memory.
     """
 
