@@ -110,6 +110,8 @@ static RF_PAIR_INLINE void rf_pair_sums(rf_f32 *sums, const uint8_t *w, int64_t 
                 s[r * g + a] = fresh ? (rf_f32){0} : sums[(a * RF_PAIR_ROWS + r) * RF_PARTS + part];
         }
         for (int64_t k = 2 * part * RF_LANES; k < width; k += 32) {
+            if (n * g == 1)
+                rf_prefetch_ahead(w + 2 * k);
             if (next.p && part == 0)
                 rf_prefetch(next.p + k / 32 % 4 * next.row_bytes + k / 128 * next.piece, next.piece);
             RF_UNROLL
@@ -161,7 +163,7 @@ static RF_PAIR_INLINE void rf_pair_rows(const uint8_t *w, int64_t row_bytes, int
     rf_f32 sums[RF_PAIR_ACTS * RF_PAIR_ROWS * RF_PARTS];
     uint16_t x[RF_PAIR_VALUES] __attribute__((aligned(64)));
     const int64_t slice = RF_PAIR_VALUES / n_acts / 32 * 32;
-    const int block = n_acts == 1 && n_cols <= RF_STREAM ? 1 : 4; /* as rf_few of float_rows.h */
+    const int block = n_acts == 1 ? 1 : 4; /* as rf_few of float_rows.h */
     for (int64_t k = 0; k == 0 || k < n_cols; k += slice) { /* once where there are no columns */
         const int64_t width = n_cols - k < slice ? n_cols - k : slice;
         const uint8_t *p = w + 2 * k, *after = k + slice < n_cols ? p + 2 * slice : later;

@@ -14,9 +14,14 @@
 #ifndef RAMFORGE_FLOAT_ROWS_H
 #define RAMFORGE_FLOAT_ROWS_H
 
-/* Rows that are converted at a time, and activations that meet them; their sums are 128 KiB.
- * RF_STREAM: columns of rows that a single activation meets one by one, others in pieces of RF_PIECE. */
-enum { RF_ROW_BLOCK = 16, RF_MANY = 128, RF_FEW = 12, RF_STREAM = 3072, RF_PIECE = 512 };
+/* Rows that are converted at a time, and activations that meet them; their sums are 128 KiB. RF_PIECE: columns of four
+ * rows that a few activations meet. RF_AHEAD: bytes between what a single one meets and what is asked for. */
+enum { RF_ROW_BLOCK = 16, RF_MANY = 128, RF_FEW = 12, RF_PIECE = 512, RF_AHEAD = 8192 };
+
+static inline void rf_prefetch_ahead(const uint8_t *p)
+{
+    __builtin_prefetch((const void *)((uintptr_t)p + RF_AHEAD), 0, 2); /* a number: p may be what stands for a row's end */
+}
 
 /* Memory to ask for in between: of each of four rows a piece for every 64 columns. p may be NULL. */
 typedef struct {
@@ -111,6 +116,7 @@ static RF_FMA_INLINE void rf_add(rf_f32 *sums, const uint8_t *w, int64_t row_byt
         rf_f32 s[RF_PARTS];
         memcpy(s, sums, sizeof s);
         for (int64_t k = 0; k < width; k += 16) {
+            rf_prefetch_ahead(w + value_bytes * k);
             RF_UNROLL
             for (int part = 0; part < RF_PARTS; part++) {
                 rf_f32 v;
@@ -131,6 +137,8 @@ static RF_FMA_INLINE void rf_add(rf_f32 *sums, const uint8_t *w, int64_t row_byt
                 s[r * g + a] = sums[(a * RF_ROW_BLOCK + r) * RF_PARTS + part];
         }
         for (int64_t k = part * RF_LANES; k < width; k += 16) {
+            if (n * g == 1)
+                rf_prefetch_ahead(w + value_bytes * k);
             if (next.p && part == 0)
                 rf_prefetch(next.p + k / 16 % 4 * next.row_bytes + k / 64 * next.piece, next.piece);
             RF_UNROLL
@@ -234,14 +242,14 @@ static RF_FMA_INLINE void rf_any_group(rf_f32 *sums, const uint8_t *w, int64_t r
         rf_group(sums, w, row_bytes, rows, width, x, act_bytes, load, value_bytes, next, 1);
 }
 
-/* Up to RF_FEW activations, with the weights as they are stored. For a single one, short rows one after the other:
- * memory gives most when it is read in one stream that the processor foresees. Of long rows, where that was measured to
- * be slower, four share each part of the activations, and the next four are asked for. */
+/* Up to RF_FEW activations, with the weights as they are stored. A single one meets row after row, since memory gives
+ * most when it is read in one stream. With several, four rows share each part of the activations, and the next four are
+ * asked for. */
 static RF_FMA_INLINE void rf_few(const uint8_t *w, int64_t row_bytes, int64_t n_rows, int64_t n_cols,
                                  const uint8_t *acts, int64_t act_bytes, int64_t n_acts, float *out,
                                  int64_t out_stride, rf_load_fn load, int64_t value_bytes)
 {
-    const int64_t block = n_acts == 1 && n_cols <= RF_STREAM ? 1 : 4, slice = block == 1 ? RF_STREAM : RF_PIECE;
+    const int64_t block = n_acts == 1 ? 1 : 4, slice = n_acts == 1 ? n_cols : RF_PIECE;
     for (int64_t r = 0; r < n_rows; r += block) {
         const int64_t rows = n_rows - r < block ? n_rows - r : block;
         rf_f32 sums[RF_FEW * RF_ROW_BLOCK * RF_PARTS];
