@@ -30,6 +30,7 @@ from ramforge_core.errors import (
 )
 from ramforge_core.memory import PAGE
 from ramforge_core.system import process_memory
+from ramforge_core.weights import load_pinned
 
 PROMPT = [1, 300, 77, 5, 260]
 
@@ -183,6 +184,23 @@ def test_a_file_that_is_rewritten_in_place_is_an_error(engines, model, monkeypat
         out.write(bytes(100))
     with pytest.raises(GGUFError, match=r"m\.gguf: .*changed .*open it again"):
         answer(engine, PROMPT, 1)
+
+
+@pytest.mark.parametrize("share", [0.3, 20])
+@pytest.mark.parametrize("when", ["after its header was read", "while its weights are read"])
+def test_a_file_that_is_rewritten_before_it_is_there_is_an_error(engines, model, monkeypatch, share, when):
+    least = engines.minimum(model)
+
+    def rewrite(*arguments):
+        os.utime(model, ns=(0, 0))
+        return arguments
+
+    if when == "after its header was read":
+        monkeypatch.setattr("engines.MemoryBudget", lambda ram: MemoryBudget(*rewrite(ram)))
+    else:
+        monkeypatch.setattr("ramforge_core.engine.load_pinned", lambda *a: load_pinned(*rewrite(*a)))
+    with pytest.raises(GGUFError, match=r"m\.gguf: .*changed"):
+        engines(model, least + int(share * 1_000_000))
 
 
 def test_a_file_that_was_copied_may_change(engines, model):

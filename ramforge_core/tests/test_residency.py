@@ -80,7 +80,7 @@ def model(shape: Shape) -> Model:
         )
         ends[file] += -(-spec.nbytes // 32) * 32
     files = tuple(Path(f"{i}.gguf") for i in range(shape.files))
-    gguf = GGUF(files[0], 3, 32, Metadata.from_dict({}), infos, files, tuple(ends))
+    gguf = GGUF(files[0], 3, 32, Metadata.from_dict({}), infos, files, tuple(ends), (0,) * len(files))
     return Model(gguf, None, None, g.finish(), weights)
 
 

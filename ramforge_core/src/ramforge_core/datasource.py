@@ -48,6 +48,8 @@ class DataSource:
 
     paths: Sequence[Path]
     direct: bool = True
+    known: Sequence[tuple[int, int]] | None = None
+    """Size and time of the last change of each file (ns) as its header was read; None: as it is now."""
     mapped: bool = field(default=False, init=False)
     """Whether weights lie in mapped pages, which change when the file does."""
     _plain: dict[int, int] = field(factory=dict, init=False, repr=False)
@@ -61,7 +63,7 @@ class DataSource:
             for i, path in enumerate(self.paths):
                 with _io_errors(path, "cannot open the file"):
                     self._plain[i] = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
-                self._seen[i] = self._look(i)
+                self._seen[i] = self.known[i] if self.known else self._look(i)
                 if self.direct and hasattr(os, "O_DIRECT"):
                     with contextlib.suppress(OSError):
                         self._direct[i] = os.open(path, os.O_RDONLY | os.O_DIRECT)

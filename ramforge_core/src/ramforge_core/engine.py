@@ -291,11 +291,13 @@ def load_engine(
         if profile is not None:
             program = profile.watch(program, parts.graph, parts.weights)
         larger = parts.embedding is not None  # than memory
-        source = resources.enter_context(DataSource(model.gguf.files, direct=larger))
+        known = list(zip(model.gguf.file_bytes, model.gguf.modified_ns, strict=True))
+        source = resources.enter_context(DataSource(model.gguf.files, direct=larger, known=known))
         streamed, ring = None, (allocate(allotment.ring_bytes), max(1, allotment.slots))
         experts = allocate(allotment.expert_bytes)
         through = (ring if allotment.slots else loading_ring(experts)) if larger else None
         pinned = load_pinned(parts.pinned, source, through, progress)
+        source.check_unchanged()
         program.bind(pinned)
         if larger:
             streamed = StreamedPasses(

@@ -19,7 +19,8 @@ class GGUF:
 
     path : the file that holds the metadata (of a split model the first shard). files : all files, one per shard.
     tensors : by name, in file order. alignment : of the first file; data starts and tensors lie at multiples of it.
-    file_bytes : size of each file. incomplete : what is missing, None if nothing is. warnings : worth a line, no more.
+    file_bytes : size of each file. modified_ns : when each was last written to, before its header was read.
+    incomplete : what is missing, None if nothing is. warnings : worth a line, no more.
     """
 
     path: Path
@@ -29,6 +30,7 @@ class GGUF:
     tensors: Mapping[str, TensorInfo]
     files: tuple[Path, ...]
     file_bytes: tuple[int, ...]
+    modified_ns: tuple[int, ...]
     incomplete: str | None = None
     warnings: tuple[str, ...] = ()
 
@@ -65,6 +67,7 @@ def open_gguf(path: str | PathLike[str], *, allow_incomplete: bool = False) -> G
         },
         files=tuple(header.path for header in found.headers),
         file_bytes=tuple(header.size for header in found.headers),
+        modified_ns=tuple(header.modified_ns for header in found.headers),
         incomplete=found.incomplete,
         warnings=tuple(found.warnings),
     )

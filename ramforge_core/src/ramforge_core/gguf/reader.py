@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from stat import S_ISREG
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ramforge_core.errors import GGUFError, MetadataError, ModelNotFoundError
 from ramforge_core.gguf import types
@@ -49,6 +49,7 @@ class Header:
     tensors: tuple[TensorInfo, ...]
     incomplete: str | None = None
     warnings: tuple[str, ...] = ()
+    modified_ns: int = 0
 
 
 def read_header(path: Path, *, allow_incomplete: bool = False) -> Header:
@@ -63,7 +64,8 @@ def read_header(path: Path, *, allow_incomplete: bool = False) -> Header:
         if not S_ISREG(status.st_mode):
             raise GGUFError(f"{path} is not a regular file; give a .gguf file or a folder with one")
         with path.open("rb", buffering=0) as file:
-            return _read(HeaderCursor(file, path, status.st_size), allow_incomplete)
+            header = _read(HeaderCursor(file, path, status.st_size), allow_incomplete)
+            return evolve(header, modified_ns=status.st_mtime_ns)
     except CutShortError as error:
         raise CutShortError(f"{error}{what_to_do(path)}") from error
     except FileNotFoundError as error:
