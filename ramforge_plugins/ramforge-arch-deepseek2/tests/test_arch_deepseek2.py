@@ -84,6 +84,11 @@ def test_v3_chooses_by_sigmoid_and_bias():
     assert next(op for op in ops(c, optional=False) if isinstance(op, Route)).bias is None
 
 
+def test_another_way_of_choosing_is_refused():
+    with pytest.raises(UnsupportedError, match="expert_gating_func' is 3"):
+        config(expert_gating_func=3)
+
+
 def test_queries_may_be_uncompressed():
     names = {s.name for s in DeepSeek2().tensors(config(**{"attention.q_lora_rank": 0}))}
     assert "blk.0.attn_q.weight" in names

@@ -94,7 +94,7 @@ def _experts(plan: Plan) -> list[str]:
         enough = plan.ram_bytes + sum(max(0, used - n) for n in kept) * shares.slot_bytes
         lines += [
             "  That is fewer than a token uses: a cache of what came last would hit nothing, so only",
-            f"  favourites are kept. From {format_size(enough)} on a layer keeps {used}.",
+            f"  favourites are kept. From {format_size(enough)} on, and --ctx {plan.context}, a layer keeps {used}.",
         ]
     return lines
 

@@ -8,7 +8,7 @@ rotated key is stored: queries are brought to the latent's side (attn_k_b), and 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from attrs import evolve, frozen
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from ramforge_core.gguf import Metadata
 
 KEY = "deepseek2"
-SIGMOID = 2
-"""Value of expert_gating_func (gguf-py, ``ExpertGatingFuncType``)."""
+SCORES: Mapping[int, Literal["softmax", "sigmoid"]] = {0: "softmax", 1: "softmax", 2: "sigmoid"}
+"""By expert_gating_func, 0 for a file that does not say (gguf-py, ``ExpertGatingFuncType``)."""
 
 
 @frozen(kw_only=True)
@@ -84,6 +84,11 @@ class DeepSeek2(Architecture):
             raise UnsupportedError(
                 f"metadata key '{KEY}.expert_group_count' is {groups}: experts cannot be in groups yet"
             )
+        gating = metadata.integer(f"{KEY}.expert_gating_func", default=0)
+        if (scores := SCORES.get(gating)) is None:
+            raise UnsupportedError(
+                f"metadata key '{KEY}.expert_gating_func' is {gating}: expected 1 (softmax) or 2 (sigmoid)"
+            )
         names = ("attention.key_length_mla", "attention.value_length_mla", "attention.kv_lora_rank")
         key, value, latent = (_size(metadata, name) for name in names)
         c = read_transformer(
@@ -97,9 +102,7 @@ class DeepSeek2(Architecture):
             scale=key**-0.5,
             dense_blocks=metadata.integer(f"{KEY}.leading_dense_block_count", default=0),
             shared_width=metadata.integer(f"{KEY}.expert_shared_count", default=0) * experts.width,
-            scores="sigmoid"
-            if metadata.integer(f"{KEY}.expert_gating_func", default=0) == SIGMOID
-            else "softmax",
+            scores=scores,
             normalise=bool(metadata.get(f"{KEY}.expert_weights_norm")),
             routed_scale=positive(metadata, f"{KEY}.expert_weights_scale", 1.0),
         )
