@@ -104,10 +104,8 @@ class DataSource:
             pages.madvise(_POPULATE_READ, 0, 0)
         except OSError:
             return None
-        with contextlib.suppress(
-            OSError
-        ):  # what the page cache does not have yet comes in huge pages where it can
-            pages.madvise(mmap.MADV_HUGEPAGE)
+        with contextlib.suppress(OSError):
+            pages.madvise(mmap.MADV_HUGEPAGE)  # for what the page cache does not have yet
         self.mapped = True
         return MappedExtent(file, start, pages)
 

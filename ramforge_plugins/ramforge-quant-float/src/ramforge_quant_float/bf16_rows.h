@@ -59,7 +59,6 @@ static inline void rf_keep_small(uint64_t was)
 #define rf_pair_convert RF_(rf_pair_convert)
 #define rf_pair_sums RF_(rf_pair_sums)
 #define rf_pair_group RF_(rf_pair_group)
-#define rf_pair_any_group RF_(rf_pair_any_group)
 #define rf_pair_rows RF_(rf_pair_rows)
 #define rf_matmul_bf16 RF_(rf_matmul_bf16)
 
