@@ -475,6 +475,14 @@ def test_a_plugins_command_is_listed_and_runs(ramforge, plugin):
     assert "Say it louder." in ramforge("hello", "--help").out
 
 
+def test_help_says_of_a_plugins_command_what_its_distribution_says(ramforge, plugin, tmp_path):
+    plugin({"hello": "ramforge_greets_module"}, GOOD)
+    (info,) = tmp_path.glob("ramforge-greets/*.dist-info/METADATA")
+    info.write_text(info.read_text() + "Summary: Greets whoever asks.\n")
+    assert re.search(r"^  hello +Greets whoever asks\.$", ramforge("--help").out, re.MULTILINE)
+    assert "ramforge_greets_module" not in sys.modules
+
+
 @pytest.mark.parametrize(
     "source", ["raise ImportError('not today')", "raise SystemExit(9)", "import nothing_of_the_kind", "("]
 )

@@ -24,7 +24,7 @@ from ramforge_cli.exit_codes import exit_code_of
 from ramforge_cli.options import State, debug_option
 from ramforge_cli.outputs import guarded_stdout
 from ramforge_core import __version__
-from ramforge_core.discovery import allow_list, find_entries, normalise
+from ramforge_core.discovery import PluginEntry, allow_list, find_entries, normalise
 
 _log = logging.getLogger("ramforge")
 
@@ -75,7 +75,7 @@ class Commands(click.Group):
                 _log.warning(
                     "the command %r of %s is ignored: ramforge has one of that name",
                     cmd_name,
-                    plugins[cmd_name],
+                    plugins[cmd_name].distribution,
                 )
             module, _, name = BUILT_IN[cmd_name].place.partition(":")
             command: click.Command = getattr(import_module(module), name)
@@ -89,7 +89,9 @@ class Commands(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = [(name, command.help) for name, command in BUILT_IN.items()]
         plugins = _plugin_commands()
-        rows += [(name, f"From {plugins[name]}.") for name in sorted(plugins.keys() - BUILT_IN.keys())]
+        for name in sorted(plugins.keys() - BUILT_IN.keys()):
+            entry = plugins[name]
+            rows.append((name, (entry.summary or f"From {entry.distribution}").rstrip(".") + "."))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 
@@ -112,12 +114,12 @@ def _carrying() -> Iterator[None]:
         raise _Carried(error) from error
 
 
-def _plugin_commands() -> dict[str, str]:
-    """Names of installed plugins' commands and the distributions that they come from; imports none of them."""
+def _plugin_commands() -> dict[str, PluginEntry]:
+    """Installed plugins' commands by name; imports none of them."""
     entries, _ = find_entries()
     allowed = allow_list(os.environ)
     return {
-        entry.key: entry.distribution
+        entry.key: entry
         for entry in entries
         if entry.kind == "commands" and (allowed is None or normalise(entry.distribution) in allowed)
     }

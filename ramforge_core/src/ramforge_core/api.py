@@ -230,7 +230,6 @@ def open(
     facts, chosen = ready.facts, ready.backend
     if before_load is not None:
         before_load(ready.tokenizer)
-    ready.budget.charge("reserved", reserve)
     engine = load_engine(
         facts,
         chosen,
@@ -239,6 +238,7 @@ def open(
         kv_type=kv_type,
         sequences=sequences,
         threads=threads,
+        reserve=reserve,
         progress=progress,
         profile=profile,
     )

@@ -31,6 +31,7 @@ class PluginEntry(NamedTuple):
     value: str
     distribution: str
     version: str
+    summary: str = ""
 
     @property
     def provider(self) -> str:
@@ -87,11 +88,11 @@ def find_entries() -> tuple[list[PluginEntry], list[PluginFailure]]:
             # Most distributions are no plugins: look at the text before anything is parsed.
             if "ramforge." not in (distribution.read_text("entry_points.txt") or ""):
                 continue
-            name, version = _identity(distribution)
+            name, version, summary = _identity(distribution)
             if normalise(name) in found:
                 continue
             entries = [
-                PluginEntry(kinds[e.group], e.name, e.value, name, version)
+                PluginEntry(kinds[e.group], e.name, e.value, name, version, summary)
                 for e in distribution.entry_points
                 if e.group in kinds
             ]
@@ -107,14 +108,14 @@ def find_entries() -> tuple[list[PluginEntry], list[PluginFailure]]:
     return in_order, failures
 
 
-def _identity(distribution: metadata.Distribution) -> tuple[str, str]:
-    """Name and version, from the head of the metadata: `Distribution.metadata` would parse the whole text."""
+def _identity(distribution: metadata.Distribution) -> tuple[str, str, str]:
+    """Name, version and summary, from the head of the metadata: `Distribution.metadata` would parse all of it."""
     text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
     lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
     head = {name: value.strip() for name, _, value in lines}
     if not head.get("Name"):
         raise ValueError("its metadata has no Name")
-    return head["Name"], head.get("Version", "")
+    return head["Name"], head.get("Version", ""), head.get("Summary", "")
 
 
 def allow_list(environ: Mapping[str, str]) -> frozenset[str] | None:

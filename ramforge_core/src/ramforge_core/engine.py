@@ -258,13 +258,14 @@ def load_engine(
     kv_type: KVType = "f16",
     sequences: int = 1,
     threads: int = 0,
+    reserve: int = 0,
     progress: Callable[[int, int], None] | None = None,
     profile: Profile | None = None,
 ) -> Engine:
     """Divide the budget, compile the graph and read the pinned weights.
 
     context : positions; None means 4096, or less where the model or the budget has less.
-    sequences : how many will run at once.
+    sequences : how many will run at once. reserve : bytes of the budget to leave to the caller.
     progress : called with weight bytes read and in all. profile : is told where the time of passes goes, which costs
         some of it.
     Raises BudgetTooSmallError that names the smallest budget, before a weight is read.
@@ -277,14 +278,14 @@ def load_engine(
             model,
             backend,
             budget,
-            process,
+            process + reserve,
             context=context,
             kv_type=kv_type,
             threads=threads,
             sequences=sequences,
         )
         parts = allotment.residency
-        for tag, nbytes in {"process": process, **allotment.charges()}.items():
+        for tag, nbytes in {"process": process, "reserved": reserve, **allotment.charges()}.items():
             resources.enter_context(budget.charge(tag, nbytes))
         limits = _limits(allotment, threads)
         program = backend.compile(parts.graph, parts.weights, limits)

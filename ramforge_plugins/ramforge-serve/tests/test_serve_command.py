@@ -128,6 +128,14 @@ def test_memory_for_requests_is_reserved(started):
     assert sum(memory["by_tag"].values()) == memory["used_bytes"] <= 300 << 20
 
 
+@pytest.mark.parametrize("ram", ["8M", "80M"])
+def test_a_budget_that_is_too_small_is_refused_with_one_that_is_not(started, ram):
+    refused = run(default_model(), "--port", "0", "--ctx", "512", "--ram", ram)
+    assert refused.returncode == 6
+    (enough,) = re.findall(r"give --ram (\d+M) or more", refused.stderr)
+    started("--ram", enough)
+
+
 def test_ipv6(started):
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
