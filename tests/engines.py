@@ -24,6 +24,12 @@ from ramforge_core.system import ProcessMemory
 REGISTRY = Registry.discover()
 
 
+def map_all_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have weights that fit mapped, however few they are and in whatever pages."""
+    monkeypatch.setattr("ramforge_core.weights.MAP_FROM", 0)
+    monkeypatch.setattr("ramforge_core.weights.MAP_HUGE_FROM", 0)
+
+
 class WatchedSource(DataSource):
     """Logs every read, (file, offset, bytes); calls ``before_window`` first, which may wait or fail.
 

@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from attrs import evolve
-from engines import REGISTRY, Engines, answer, settled, weight_bytes
+from engines import REGISTRY, Engines, answer, map_all_weights, settled, weight_bytes
 from synthetic import SMALL, TINY, write_model
 
 from ramforge_core.allotment import allot
@@ -71,7 +71,7 @@ def test_a_model_that_fits_has_the_same_bits_mapped_and_copied(engines, tmp_path
         TINY, layers=1, vocab=515
     )  # rows of the head, 515 of them, end between two multiples of 32
     expected = answer(engines(write_model(tmp_path / "aligned.gguf", sizes)), PROMPT)
-    monkeypatch.setattr("ramforge_core.weights.MAP_FROM", 0)
+    map_all_weights(monkeypatch)
     if not mapped:
         monkeypatch.setattr(DataSource, "map", lambda *_: None)
     for alignment in (1, 8, 64, 4096):
@@ -83,6 +83,24 @@ def test_a_model_that_fits_has_the_same_bits_mapped_and_copied(engines, tmp_path
         assert ids == expected[0]
         assert np.array_equal(logits, expected[1])
         engine.close()
+
+
+@pytest.mark.parametrize("huge", [0.0, 0.5, 1.0])
+def test_a_small_model_is_mapped_where_the_page_cache_has_huge_pages(engines, models, monkeypatch, huge):
+    path, source = models["llama"], {}
+    expected = answer(engines(path), PROMPT)
+    fetch = DataSource.fetch
+
+    def fetching(self, extent, offset, nbytes):
+        source["bytes"] = source.get("bytes", 0) + nbytes
+        fetch(self, extent, offset, nbytes)
+
+    monkeypatch.setattr("ramforge_core.weights.MAP_HUGE_FROM", 0)
+    monkeypatch.setattr(DataSource, "fetch", fetching)
+    monkeypatch.setattr("ramforge_core.weights.huge_file_bytes", lambda: huge * source.get("bytes", 0))
+    engine = engines(path)
+    assert engine.source.mapped == (huge == 1)
+    assert np.array_equal(answer(engine, PROMPT)[1], expected[1])
 
 
 @pytest.mark.parametrize("threads", [1, 2])

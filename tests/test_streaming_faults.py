@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attrs import evolve
-from engines import Engines, answer, settled
+from engines import Engines, answer, map_all_weights, settled
 from synthetic import SMALL, TINY, write_model
 
 import ramforge_core
@@ -90,7 +90,7 @@ def test_an_error_while_running_is_raised_and_the_engine_goes_on(engines, model,
 @pytest.mark.parametrize(("share", "mapped"), [(0.3, False), (20, False), (20, True)])
 def test_an_error_while_loading_leaves_nothing_behind(engines, model, monkeypatch, share, mapped):
     if mapped:
-        monkeypatch.setattr("ramforge_core.weights.MAP_FROM", 0)
+        map_all_weights(monkeypatch)
     least = engines.minimum(model)
     files, threads, budgets = open_files(), threading.active_count(), []
 
@@ -153,7 +153,7 @@ def test_a_refused_budget_holds_nothing(engines, model, monkeypatch):
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_file_that_shrinks_is_an_error_and_no_signal(engines, model, monkeypatch, whole):
-    monkeypatch.setattr("ramforge_core.weights.MAP_FROM", 0)
+    map_all_weights(monkeypatch)
     engine = engines(model) if whole else engines.streaming(model, 0.3)
     answer(engine, PROMPT, 1)
     os.truncate(model, model.stat().st_size // 2)
@@ -176,7 +176,7 @@ def test_a_file_that_shrinks_in_the_middle_of_a_pass_is_an_error(engines, model)
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_file_that_is_rewritten_in_place_is_an_error(engines, model, monkeypatch, whole):
-    monkeypatch.setattr("ramforge_core.weights.MAP_FROM", 0)
+    map_all_weights(monkeypatch)
     engine = engines(model) if whole else engines.streaming(model, 0.3)
     answer(engine, PROMPT, 1)
     with model.open("r+b") as out:

@@ -18,6 +18,7 @@ from ramforge_core.system import (
     available_memory,
     check_budget,
     default_budget,
+    huge_file_bytes,
     largest_budget,
     memory,
     process,
@@ -222,6 +223,12 @@ def test_process_facts(machine):
     facts = process_memory(machine(files))
     assert (facts.rss, facts.peak_rss, facts.rss_anon, facts.swap) == (204800, 307200, 102400, 5120)
     assert (facts.minor_faults, facts.major_faults, facts.read_bytes) == (71, 91, 4096)
+
+
+def test_huge_pages_of_mapped_files(machine, tmp_path):
+    rollup = "5600-7fff ---p 00000000 00:00 0 [rollup]\nAnonHugePages: 4096 kB\nFilePmdMapped: 2048 kB\n"
+    assert huge_file_bytes(machine({"proc/self/smaps_rollup": rollup})) == 2 * M
+    assert huge_file_bytes(tmp_path / "nowhere") == 0
 
 
 def test_files_that_are_forbidden_or_odd_are_unknown(machine):

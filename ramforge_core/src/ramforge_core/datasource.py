@@ -51,7 +51,7 @@ class DataSource:
     known: Sequence[tuple[int, int]] | None = None
     """Size and time of the last change of each file (ns) as its header was read; None: as it is now."""
     mapped: bool = field(default=False, init=False)
-    """Whether weights lie in mapped pages, which change when the file does."""
+    """Whether somebody uses mapped pages, which change when the file does: whoever does says so here."""
     _plain: dict[int, int] = field(factory=dict, init=False, repr=False)
     _direct: dict[int, int] = field(factory=dict, init=False, repr=False)
     _refused: set[int] = field(factory=set, init=False, repr=False)
@@ -106,7 +106,6 @@ class DataSource:
             return None
         with contextlib.suppress(OSError):
             pages.madvise(mmap.MADV_HUGEPAGE)  # for what the page cache does not have yet
-        self.mapped = True
         return MappedExtent(file, start, pages)
 
     def fetch(self, extent: MappedExtent, offset: int, nbytes: int) -> None:

@@ -14,6 +14,7 @@ from ramforge_core.datasource import DataSource, MappedExtent
 from ramforge_core.memory import PAGE, allocate
 from ramforge_core.residency import GAP_BYTES, Piece, Read
 from ramforge_core.stream import Stream
+from ramforge_core.system import huge_file_bytes
 
 ALIGNMENT = 64
 _KERNEL_ALIGNMENT = 32
@@ -22,8 +23,15 @@ _LOADERS = 4
 _SLOTS, _SLOT_BYTES = 4, 2 << 20
 
 MAP_FROM = 1 << 30
-"""Bytes of weights from which on they are mapped. Copying a smaller file takes a second at most, and it decodes some
-percent faster: new memory is huge pages, the page cache often is not (docs/performance.md, "Load to first token")."""
+"""Bytes of weights from which on they are mapped however the page cache holds them. Fewer are mapped where it has them
+in huge pages and copied where not: that takes a second at most, and small pages cost up to a tenth of decode
+(docs/performance.md, "Load to first token")."""
+
+MAP_HUGE_FROM = 32 << 20
+"""Fewer bytes are always copied: too much of them lies beside the first and the last huge page."""
+
+_LOOK_EVERY = 256 << 20
+_HUGE_SHARE = 0.8
 
 Progress = Callable[[int, int], None]
 """Called with bytes read so far and bytes in all."""
@@ -49,8 +57,8 @@ def load_pinned(
     """Have pieces in memory, in file order: name -> uint8 (nbytes,), 32-byte aligned.
 
     ring : memory and number of slots of a stream that is not in use yet; then the bytes come through it, past the
-        page cache, and nothing but one allocation is made. Without it they are copied from the page cache; or mapped if
-        they are `MAP_FROM` or more and can be, so that nothing is copied and cached pages cost no time.
+        page cache, and nothing but one allocation is made. Without it they are mapped, and cached pages cost no time;
+        or copied where they cannot be mapped, or should not be, see `MAP_FROM` and `MAP_HUGE_FROM`.
     Raises GGUFError, or OutOfMemoryError.
     """
     done, total = 0, sum(p.nbytes for p in pieces)
@@ -62,8 +70,11 @@ def load_pinned(
             progress(done, total)
 
     ordered = sorted(pieces, key=lambda p: (p.file, p.offset))
-    if ring is None and total >= MAP_FROM and (mapped := _mapped(ordered, source, arrived)) is not None:
-        return mapped
+    if ring is None and total >= MAP_HUGE_FROM:
+        mapped = _mapped(ordered, source, arrived, in_any_pages=total >= MAP_FROM)
+        if mapped is not None:
+            return mapped
+        done = 0  # the copy begins anew
     arena = allocate(pinned_bytes(ordered))
     out, at = {}, 0
     for piece in ordered:
@@ -77,12 +88,12 @@ def load_pinned(
 
 
 def _mapped(
-    pieces: Sequence[Piece], source: DataSource, arrived: Callable[[int], None]
+    pieces: Sequence[Piece], source: DataSource, arrived: Callable[[int], None], *, in_any_pages: bool
 ) -> dict[str, NDArray[np.uint8]] | None:
     """Pieces where they lie in their files, one mapping for each; None where that cannot be.
 
     It cannot where kernels could not read a piece there, and where pages between pieces would be more memory than
-    `pinned_bytes`.
+    `pinned_bytes`. in_any_pages : otherwise None where the page cache has them in small ones, too.
     """
     gaps = (b.offset - a.offset - a.nbytes for a, b in pairwise(pieces) if a.file == b.file)
     if any(piece.offset % _KERNEL_ALIGNMENT for piece in pieces) or any(gap >= ALIGNMENT for gap in gaps):
@@ -97,13 +108,23 @@ def _mapped(
                 return None
             undo.callback(extent.pages.close)
             mapped.append((extent, own))
-        for extent, own in mapped:
-            for piece in own:
-                for at in range(0, piece.nbytes, _FETCH_BYTES):
-                    nbytes = min(_FETCH_BYTES, piece.nbytes - at)
-                    source.fetch(extent, piece.offset + at, nbytes)
-                    arrived(nbytes)
+        parts = [
+            (extent, piece.offset + at, min(_FETCH_BYTES, piece.nbytes - at))
+            for extent, own in mapped
+            for piece in own
+            for at in range(0, piece.nbytes, _FETCH_BYTES)
+        ]
+        huge_before, fetched, looked_at = huge_file_bytes(), 0, 0
+        for i, (extent, offset, nbytes) in enumerate(parts):
+            source.fetch(extent, offset, nbytes)
+            arrived(nbytes)
+            fetched += nbytes
+            if not in_any_pages and (fetched - looked_at >= _LOOK_EVERY or i + 1 == len(parts)):
+                looked_at = fetched
+                if huge_file_bytes() - huge_before < _HUGE_SHARE * fetched:
+                    return None
         undo.pop_all()
+        source.mapped = True
     return {p.name: extent.view(p.offset, p.nbytes) for extent, own in mapped for p in own}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ramforge_core.system.limits import check_budget, default_budget, largest_budget
 from ramforge_core.system.memory import CgroupMemory, MemoryFacts, available_memory
-from ramforge_core.system.process import ProcessMemory, process_memory, waited_s
+from ramforge_core.system.process import ProcessMemory, huge_file_bytes, process_memory, waited_s
 from ramforge_core.system.threads import cpu_quotas, default_threads
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "cpu_quotas",
     "default_budget",
     "default_threads",
+    "huge_file_bytes",
     "largest_budget",
     "process_memory",
     "waited_s",

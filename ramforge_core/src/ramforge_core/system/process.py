@@ -48,6 +48,11 @@ def process_memory(root: Path = Path("/")) -> ProcessMemory:
     )
 
 
+def huge_file_bytes(root: Path = Path("/")) -> int:
+    """Bytes of mapped files that this process has in huge pages; 0 where the system does not say."""
+    return read_table(root / "proc/self/smaps_rollup").get("FilePmdMapped", 0)
+
+
 def waited_s(root: Path = Path("/")) -> float:
     """Seconds since the start in which threads of this process were ready, but other work had the processor.
 
